@@ -1,0 +1,561 @@
+"""The tables around a plan's choice, each cell against a prediction of its own, and the choice over texts against its
+definition."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import cache
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magicdec.perfmodel.acceptance import constant_profile
+from magicdec.perfmodel.plan import answer, gamma, texts
+from magicdec.perfmodel.plan.answer import Answer
+from magicdec.perfmodel.plan.gamma import Axes
+from magicdec.perfmodel.plan.request import Case, DraftOption
+from magicdec.perfmodel.planner import best_of_layouts
+from magicdec.perfmodel.serving import whole_requests
+from magicdec.perfmodel.setup import Points
+from magicdec.perfmodel.speedup import Prediction, predict
+from magicdec.schema import Candidate, NeedsAcceptance, verdict_of
+from magicdec.specs import SELF, load_model_spec
+from magicdec.tasks import TASKS, WEIGHTS
+from tests.perfmodel.cases import asked, case_of, drafts_of, found_of, ways_of
+
+QUESTIONS: list[dict[str, Any]] = [
+    {"draft": "eagle3", "batch_sizes": (12,), "context_lens": (3000,)},
+    {"draft": SELF, "draft_budgets": (1024,), "context_lens": (30_000,), "plugin": True, "batch_sizes": (16,)},
+    {"draft": "llama-3.2-1b", "gen_len": 200},
+]  # fmt: skip
+
+
+@cache
+def answer_of(**question: Any) -> Answer:
+    found = best_of_layouts([case_of(**question)], [])
+    assert found is not None
+    return found
+
+
+def shown_row(question: dict[str, Any]) -> Candidate:
+    """The row whose draft the table is of."""
+    choice = answer_of(**question).document.choice
+    return choice.left_out or choice.row
+
+
+def every_gamma(
+    case: Case, option: DraftOption, row: Candidate, batch: int, context: float
+) -> Prediction:
+    points = Points(
+        batch=float(batch),
+        context=context,
+        tp=row.tp_size,
+        budget=row.draft_budget,
+        gamma=np.array(case.gammas_of(option)),
+        gen_len=float(case.request.gen_len),
+        is_grid=True,
+    )
+    return predict(case.setup(option), option.acceptance, points)
+
+
+def alone_at(case: Case, row: Candidate, batch: int, context: float) -> Prediction:
+    points = Points(
+        batch=float(batch),
+        context=context,
+        tp=row.tp_size,
+        gen_len=float(case.request.gen_len),
+    )
+    return predict(case.setup(None), None, points)
+
+
+def gains(case: Case, one: Prediction) -> Any:
+    """What decides: of whole requests where a length is generated."""
+    speedup = one.full(one.speedup)
+    if case.request.gen_len:
+        requests = whole_requests(one, output_len=float(case.request.gen_len))
+        return one.full(requests.speedup_at(one.speedup))
+    return speedup
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_each_cell_is_the_best_gamma_of_its_batch_and_context(
+    question: dict[str, Any],
+) -> None:
+    case = case_of(**question)
+    table = answer_of(**question).document.gamma_table
+    row = shown_row(question)
+    option = case.option_of(row)
+    best = answer_of(**question).document.choice.row
+    for place in (0, 3, len(table.batch_sizes) - 1):
+        for column in (0, 4, len(table.context_lens) - 1):
+            batch, context = table.batch_sizes[place], table.context_lens[column]
+            one = every_gamma(case, option, row, batch, float(context))
+            alone = alone_at(case, row, batch, float(context))
+            has_room = bool(alone.memory.fits)
+            can_run = one.full(one.valid & (one.memory.fits | (not has_room)))
+            by = np.where(can_run, gains(case, one), 0.0)
+            chosen = int(np.argmax(by))
+            pays = by[chosen] > 1.0
+            decoding = float(one.full(one.speedup)[chosen])
+            assert table.gamma[place][column] == (chosen + 1 if pays else 0)
+            assert table.speedup[place][column] == pytest.approx(decoding if pays else 1.0)  # fmt: skip
+            fits = one.full(one.memory.fits)[chosen] if pays else has_room
+            assert table.fits[place][column] == bool(fits)
+            assert table.speedup_low is not None
+            assert table.speedup_high is not None
+            low, high = table.speedup_low[place][column], table.speedup_high[place][column]  # fmt: skip
+            if not can_run.any():
+                assert (low, high) == (0.0, 0.0)
+            else:
+                assert low <= decoding <= high
+            if not case.request.gen_len:
+                expected = verdict_of(speedup_low=low, speedup_high=high)
+                assert table.verdict[place][column] == (expected if pays else "does not pay")  # fmt: skip
+            even = table.break_even_gen_len[place][column]
+            if not pays:
+                assert even is None
+            elif even is not None:
+                saved = even * float(alone.autoregressive_step_s - one.full(one.tpot_s)[chosen])  # fmt: skip
+                paid = batch * float(np.ravel(one.draft_prefill_s)[0])
+                assert saved >= paid * (1 - 1e-9)
+                assert saved * (even - 1) <= paid * even + 1e-9
+            if not best.is_speculative:
+                assert table.idle_speedup is None
+                continue
+            assert table.idle_speedup is not None
+            assert table.gamma_set_up is not None
+            assert table.speedup_set_up is not None
+            assert table.speedup_of_one_gamma is not None
+            idle = table.idle_speedup[place][column]
+            assert 0.0 < idle <= 1.0 + 1e-9
+            runs = decoding if can_run.any() else 0.0
+            assert table.speedup_set_up[place][column] == pytest.approx(max(runs, idle))
+            assert table.gamma_set_up[place][column] == (chosen + 1 if runs > idle else 0)  # fmt: skip
+            at_its = one.full(one.valid & one.memory.fits) & (one.points.gamma == best.gamma)  # fmt: skip
+            own = float(np.where(at_its, one.full(one.speedup), 0.0).max())
+            assert table.speedup_of_one_gamma[place][column] == pytest.approx(own)
+    assert table.batch_sizes == sorted({*gamma.TABLE_BATCHES, row.batch_size})
+    assert set(table.context_lens) <= {*gamma.TABLE_CONTEXTS, row.context_len}
+    assert table.tp_size == row.tp_size
+
+
+def test_a_table_reaches_every_batch_and_context_within_a_factor_of_two() -> None:
+    """So what is looked up in a table is of a load within a factor of 1.5; and contexts between which a break-even is
+    interpolated lie within a tenth of each other, with both ends among every second of them."""
+    for axis in (gamma.TABLE_BATCHES, gamma.TABLE_CONTEXTS):
+        powers = [math.log2(value) for value in axis]
+        assert powers == sorted({round(power) for power in powers})
+        assert max(np.diff(powers)[1:]) <= 1.0
+        assert max(np.diff(powers)) <= 2.0
+    case = case_of(**QUESTIONS[0])
+    best = answer_of(**QUESTIONS[0]).document.choice.row
+    axes = Axes.of(case, best)
+    assert axes.fine[::2][0] == axes.fine[0] == axes.contexts[0] == 512
+    assert axes.fine[::2][-1] == axes.fine[-1] == axes.contexts[-1] == 131_072
+    assert max(axes.fine[1:] / axes.fine[:-1]) < 1.1
+    assert axes.all_contexts[axes.shown] == axes.contexts
+    assert axes.all_contexts[axes.between] == axes.fine.tolist()
+    assert axes.shape == (len(axes.batches), len(axes.contexts) + len(axes.fine))
+
+
+def test_no_context_of_a_table_is_longer_than_the_model_reads() -> None:
+    """With what is generated at its end."""
+    for gen_len in (0, 1, 1000, 66_000):
+        case = dataclasses.replace(
+            case_of(draft="none"),
+            request=msgspec.structs.replace(
+                case_of(draft="none").request, gen_len=gen_len
+            ),
+        )
+        best = found_of(draft="none").drafts[0].rows[0]
+        axes = Axes.of(case, best)
+        for context in gamma.TABLE_CONTEXTS:
+            fits = context + gen_len <= case.model.longest_context
+            assert (context in axes.contexts) == fits
+
+
+def test_a_table_without_a_draft_drafts_nothing() -> None:
+    case = case_of(draft="none")
+    best = found_of(draft="none").drafts[0].rows[0]
+    for leading in (None, best):
+        table = gamma.gamma_table(case, best, leading)
+        assert {each for row in table.gamma for each in row} == {0}
+        assert {each for row in table.speedup for each in row} == {1.0}
+        assert {each for row in table.verdict for each in row} == {"does not pay"}
+        assert {each for row in table.break_even_gen_len for each in row} == {None}
+        assert set(table.break_even_context) == {None}
+        assert (table.draft, table.draft_budget) == ("none", None)
+        assert table.gamma_set_up is None
+        for batch, fits in zip(table.batch_sizes, table.fits, strict=True):
+            for context, fit in zip(table.context_lens, fits, strict=True):
+                alone = alone_at(case, best, batch, float(context))
+                assert fit == bool(alone.memory.fits)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_draft_pays_inside_its_reach_and_not_just_outside(
+    question: dict[str, Any],
+) -> None:
+    case = case_of(**question)
+    document = answer_of(**question).document
+    row = shown_row(question)
+    option = case.option_of(row)
+    (reach,) = document.reach
+    assert (reach.draft, reach.draft_method) == (option.draft, option.method)
+    assert reach.batch_size == row.batch_size
+
+    def gain(context: float) -> float:
+        one = every_gamma(case, option, row, row.batch_size, context)
+        return float(np.where(one.full(one.valid), gains(case, one), 0.0).max())
+
+    first, last = reach.contexts
+    assert alone_at(case, row, row.batch_size, float(last)).memory.fits
+    spans = [span for span in (reach.surely, reach.pays, reach.possibly) if span]
+    for inner, outer in pairwise(spans):
+        assert outer[0] <= inner[0] <= inner[1] <= outer[1]
+    assert reach.pays is not None
+    for context, step in ((reach.pays[0], 0.9), (reach.pays[1], 1.1)):
+        if first < context < last:
+            assert gain(float(context)) == pytest.approx(1.0, abs=0.03)
+            assert gain(context * step) < 1.005
+    assert gain(math.sqrt(reach.pays[0] * reach.pays[1])) > 1.0
+
+
+@pytest.mark.parametrize("wanted", ["all", "chosen", "none"])
+def test_reaches_are_of_the_drafts_that_were_asked_for(wanted: str) -> None:
+    case = case_of(plugin=True, reaches=wanted)
+    shown = found_of(plugin=True, reaches=wanted).drafts[-1].rows[0]
+    choice: Any = SimpleNamespace(left_out=None, row=shown)
+    found = answer._reaching(case, choice, shown)
+    names = [(option.draft, option.method) for option in found]
+    own = (shown.draft, shown.draft_method)
+    every = [(option.draft, option.method) for option in case.options]
+    expected = {"all": every, "chosen": [own], "none": []}[wanted]
+    assert sorted(names) == sorted(expected)
+    if names:
+        assert names[0] == own  # that of the table before the others
+    rest = [name for name in every if name != own]
+    assert answer._reaching(case, choice, None) == [
+        option for option in case.options if (option.draft, option.method) in expected
+    ]
+    if wanted == "all":
+        assert names[1:] == rest
+    left_out: Any = SimpleNamespace(left_out=shown, row=found_of(plugin=True).drafts[0].rows[0])  # fmt: skip
+    assert answer._reaching(case, left_out, None) == answer._reaching(case, choice, None)  # fmt: skip
+    nothing = dataclasses.replace(
+        case, request=msgspec.structs.replace(case.request, gamma=0)
+    )
+    assert answer._reaching(nothing, choice, None) == []
+
+
+# The answer's own tables
+
+
+@pytest.mark.parametrize("question", [*QUESTIONS, {"draft": "eagle3", "tp_size": 4}])
+def test_a_breakdown_is_of_the_whole_step_and_no_operation_beats_its_ceiling(
+    question: dict[str, Any],
+) -> None:
+    document = answer_of(**question).document
+    row = shown_row(question)
+    case = case_of(**question)
+    parts = {
+        "autoregressive": row.step.autoregressive_s, "draft": row.step.draft_s, "verify": row.step.verify_s,
+        "accept": row.step.accept_s, "upkeep": row.step.upkeep_s,
+    }  # fmt: skip
+    hw = case.hardware
+    dtype = case.precision.compute_dtype
+    for name, total in parts.items():
+        operations = document.breakdown[name]
+        assert sum(each.time_s for each in operations) == pytest.approx(total)
+        for each in operations:
+            assert each.time_s > 0.0
+            assert each.flops / hw.compute_rate(dtype) <= each.ceiling_s * (1 + 1e-9)
+            if each.bound_by != "link" and not each.op.startswith("all"):
+                assert each.bytes / hw.memory_bytes_per_s <= each.ceiling_s * (1 + 1e-9)
+            assert len({repr(kernel) for kernel in each.kernels}) == len(each.kernels)
+    # a step reads the weights once, and every sequence's cache
+    read = sum(each.bytes for each in document.breakdown["autoregressive"] if "reduce" not in each.op)  # fmt: skip
+    weights = 2.0 * case.model.num_parameters / row.tp_size
+    held = row.batch_size * (row.context_len + case.request.gen_len / 2)
+    kv = (
+        held * 32 * 2 * 8 * 128 * 2.0 / row.tp_size
+    )  # layers, keys and values, heads, their width, bytes
+    assert read == pytest.approx(weights + kv, rel=0.1)
+    if row.tp_size > 1:
+        # a ring sends each rank's part around twice, but for its own
+        link = [each for each in document.breakdown["autoregressive"] if each.bound_by == "link"]  # fmt: skip
+        assert link
+        for each in link:
+            rounds = 2.0 * (row.tp_size - 1) / row.tp_size
+            assert each.ceiling_s == pytest.approx(rounds * each.bytes / hw.link.bytes_per_s)  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["h100-sxm-80gb", "rtx-4090", "v100-sxm-32gb"])
+def test_matrix_products_reach_a_share_of_the_device_s_roof(device: str) -> None:
+    case = case_of(hardware=(device,), draft="none", model="qwen2.5-7b")
+    found = answer.ceilings(case.setup(None))
+    assert found.memory_bytes_per_s == case.hardware.memory_bytes_per_s
+    assert found.flops_per_s == case.hardware.compute_rate(case.precision.compute_dtype)
+    assert 0.3 < found.gemm_bytes_per_s / found.memory_bytes_per_s <= 1.0
+    assert 0.3 < found.gemm_flops_per_s / found.flops_per_s <= 1.0
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_memory_is_the_sum_of_its_parts_and_the_batches_those_that_fit(
+    question: dict[str, Any],
+) -> None:
+    use = answer_of(**question).document.memory
+    case = case_of(**question)
+    row = answer_of(**question).document.choice.row
+    option = case.option_of(row) if row.is_speculative else None
+    assert use.largest_autoregressive_batch == case.largest_batches()[0]
+    drafted = case.largest_batches(
+        option=option, budget=row.draft_budget, gamma=row.gamma
+    )
+    assert use.largest_batch == drafted[0] <= use.largest_autoregressive_batch
+    assert row.fits == (row.batch_size <= use.largest_batch)
+
+
+@pytest.mark.parametrize("tp_sizes", [(1, 2, 4)])
+def test_memory_is_of_the_row_s_own_layout(tp_sizes: tuple[int, ...]) -> None:
+    fields: dict[str, Any] = {"num_gpus": 4, "tp_size": None, "draft": "none"}
+    case = ways_of(**fields)[0]
+    assert case.tp_sizes == tp_sizes
+    for row in found_of(**fields).drafts[0].rows:
+        prediction = found_of(**fields).prediction(row)
+        use = answer._memory(case, None, row, prediction)
+        place = tp_sizes.index(row.tp_size)
+        assert use.largest_batch == case.largest_batches()[place]
+        assert use.largest_autoregressive_batch == use.largest_batch
+
+
+@pytest.mark.parametrize(("draft", "method"), [
+    ("eagle3", "eagle3"), ("ngram", "ngram"), (SELF, "streamingllm"), ("llama-3.2-1b", "full"), (SELF, "full"),
+])  # fmt: skip
+def test_the_least_rate_that_pays_pays_and_a_smaller_one_does_not(
+    draft: str, method: str
+) -> None:
+    """By plans of constant rates, one rate at a time; a full copy pays at none."""
+    lacking = NeedsAcceptance(draft=draft, draft_method=method, reason="")
+    own = answer_of(draft="none", batch_sizes=(16,))
+    found = answer._with_paying_rate(own, lacking).break_even_acceptance_rate
+    case = own.case
+    budget = 512 if method == "streamingllm" else None
+    model = load_model_spec(draft) if draft.startswith("llama") else None
+
+    def pays(rate: float) -> bool:
+        law = constant_profile(rate)
+        option = DraftOption(draft=draft, method=method, model=model, budgets=(budget,), acceptance=law)  # fmt: skip
+        points = dataclasses.replace(own.point, budget=budget, gamma=np.arange(1, 13))
+        return bool(predict(case.setup(option), law, points).speedup.max() > 1.0)
+
+    if found is None:
+        assert not pays(1.0) or method == "ngram"
+        return
+    assert 0.0 < found <= 1.0
+    assert found * 200 == pytest.approx(round(found * 200))
+    if method != "ngram":  # whose step is shorter where it finds no draft
+        assert pays(found)
+        assert not pays(found - 0.005)
+
+
+@pytest.mark.parametrize("limits", [
+    {}, {"tpot_limit_s": 0.02}, {"ttft_limit_s": 1.5}, {"tpot_limit_s": 0.02, "ttft_limit_s": 1.5, "gen_len": 100},
+])  # fmt: skip
+def test_limits_are_shown_with_what_is_reached(limits: dict[str, Any]) -> None:
+    choice = answer_of(draft="ngram", **limits).document.choice
+    row = choice.row
+    expected = []
+    if "tpot_limit_s" in limits:
+        expected.append(("time per token", 0.02, row.between_tokens_s))
+    if "ttft_limit_s" in limits:
+        expected.append(("first token", 1.5, row.first_token_s))
+    assert [(each.of, each.limit_s, each.value_s) for each in choice.limits] == expected
+
+
+def test_the_row_without_a_draft_is_at_the_choice_s_batch_and_layout() -> None:
+    """Also where it breaks the limits, so that the search did not keep it."""
+    fields: dict[str, Any] = {"draft": "eagle3", "acceptance_rate": 0.9, "batch_sizes": (), "num_gpus": 1}  # fmt: skip
+    for limit in (0.004, 0.007):  # shorter than any step without a draft, and longer than some
+        choice = answer_of(**fields, tpot_limit_s=limit).document.choice
+        row, alone = choice.row, choice.without_draft
+        assert row.is_speculative
+        assert row.between_tokens_s <= limit
+        assert not alone.is_speculative
+        assert alone.draft_budget is None
+        at = (row.batch_size, row.tp_size, row.context_len)
+        assert (alone.batch_size, alone.tp_size, alone.context_len) == at
+        assert not alone.within_limits
+        assert alone.step.step_s == pytest.approx(row.step.autoregressive_s)
+        baseline = choice.best_without_draft
+        if baseline is None:
+            assert alone.speedup_vs_best_autoregressive is None
+        else:
+            over = alone.rate / baseline.rate
+            assert alone.speedup_vs_best_autoregressive == pytest.approx(over)
+    assert baseline is not None
+
+
+def test_another_gamma_is_named_where_one_was_asked_for() -> None:
+    asked_for = answer_of(draft="eagle3", gamma=1).document.choice
+    free = answer_of(draft="eagle3").document.choice
+    assert free.better_gamma is None
+    assert asked_for.better_gamma is not None
+    assert asked_for.better_gamma.gamma == free.row.gamma > 1
+    best = answer_of(draft="eagle3", gamma=free.row.gamma).document.choice
+    assert best.better_gamma is None
+
+
+# Texts
+
+
+def row_of(place: int, gamma_: int, rate: float, *, runs: bool = True) -> Any:
+    layout = SimpleNamespace(tp_size=1, pp_size=1, dp_size=1, ep_size=1)
+    return SimpleNamespace(
+        draft=f"draft {place}", draft_method="x", draft_budget=None, gamma=gamma_, batch_size=1, layout=layout,
+        rate=rate, fits=runs, within_limits=True,
+    )  # fmt: skip
+
+
+class OnTable(texts.Texts):
+    """Texts whose rates are given."""
+
+    def rates(self, row: Any) -> Any:
+        return np.asarray(row.by_text)
+
+
+ON_TABLE = OnTable(case=None, searched=None, drafts=[])  # type: ignore[arg-type]
+RATES = st.lists(st.floats(0.5, 2.0), min_size=len(TASKS), max_size=len(TASKS))
+
+
+def mean(losses: Any) -> float:
+    total = sum(WEIGHTS[task] for task in TASKS)
+    return sum(WEIGHTS[task] * loss for task, loss in zip(TASKS, losses, strict=True)) / total  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(
+    tables=st.lists(RATES, min_size=1, max_size=4),
+    able=st.lists(st.booleans(), min_size=4, max_size=4),
+    closeness=st.sampled_from([1.0, 0.01, 0.001]),
+)
+def test_the_choice_over_texts_loses_least_and_of_near_ones_least_at_worst(
+    tables: list[list[float]], able: list[bool], closeness: float
+) -> None:
+    """By its definition, one text at a time: near is a mean loss within 0.3 % of the least."""
+    rows = []
+    for place, table in enumerate(tables):
+        row = row_of(place, 1, 1.0, runs=able[place])
+        row.by_text = [1.0 + closeness * (rate - 1.0) for rate in table]
+        rows.append(row)
+    running = [row for row in rows if row.fits] or rows
+    losses = {}
+    for row in rows:
+        losses[row.draft] = [
+            1.0 - own / max(other.by_text[text] for other in running)
+            for text, own in enumerate(row.by_text)
+        ]
+    score = ON_TABLE.score_of(rows)
+    chosen = max(running, key=score)
+    least = min(mean(losses[row.draft]) for row in running)
+    near = [row for row in running if mean(losses[row.draft]) <= least + 0.003]
+    weighed = [text for text, task in enumerate(TASKS) if WEIGHTS[task] > 0.0]
+
+    def worst(row: Any) -> float:
+        return max(losses[row.draft][text] for text in weighed)
+
+    margin = 1e-9  # a loss just at the edge may round to either side
+    assert mean(losses[chosen.draft]) <= least + 0.003 + margin
+    clear = [row for row in near if mean(losses[row.draft]) <= least + 0.003 - margin]
+    assert worst(chosen) <= min(map(worst, clear)) + margin
+    other = row_of(9, 1, 7.5)
+    assert score(other) == 7.5
+    for row in rows[1:]:
+        expected = mean([1.0 - own / best for own, best in zip(row.by_text, rows[0].by_text, strict=True)])  # fmt: skip
+        assert ON_TABLE.loss(row, rows[0]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_draft_competes_with_its_best_gamma() -> None:
+    """Of expected rates: another gamma loses to any draft's best, whatever it gives on texts."""
+    deep, shallow, other = row_of(0, 4, 1.2), row_of(0, 1, 1.1), row_of(1, 2, 0.3)
+    deep.by_text = [0.2] * len(TASKS)
+    shallow.by_text = [1.0] * len(TASKS)
+    other.by_text = [0.1] * len(TASKS)
+    score = ON_TABLE.score_of([shallow, other, deep])
+    assert score(deep) > score(other) > score(shallow)
+    assert texts._is_best_depth([shallow, other, deep]).tolist() == [False, True, True]
+    assert ON_TABLE.score_of([])(deep) == deep.rate
+
+
+def test_rates_of_rows_on_texts_are_the_usual_ones_times_what_texts_change() -> None:
+    """A draft whose acceptance is the same on any text has one rate; with prompts to prefill a text changes the rest
+    of the time alone."""
+    for question in ({"gen_len": 0}, {"gen_len": 200}):
+        case = case_of(plugin=True, **question)
+        found = texts.texts_of(case, found_of(plugin=True, **question))
+        assert found is not None
+        for on_texts in found.drafts:
+            usual = [row.rate for row in on_texts.found.rows]
+            option = on_texts.found.option
+            if option is None or option.question is None:
+                assert on_texts.rates == pytest.approx(np.tile(usual, (len(TASKS), 1)))
+                continue
+            for place, row in enumerate(on_texts.found.rows[:2]):
+                prefill = 0.0 if row.requests is None else row.requests.prefill_share
+                for text, task in list(enumerate(TASKS))[:3]:
+                    named = option.question._replace(task=task)
+                    law = texts.profile_on(named, draft=option.draft, method=option.method)  # fmt: skip
+                    at = on_texts.found.prediction.take([place])
+                    one = predict(case.setup(option), law, at.points)
+                    slower = float(np.ravel(one.tpot_s)[0]) / row.tpot_s
+                    rate = row.rate / (prefill + (1.0 - prefill) * slower)
+                    assert on_texts.rates[text, place] == pytest.approx(rate, rel=1e-6)
+
+
+def test_texts_are_asked_where_none_was_named_and_a_draft_is_believed() -> None:
+    named = case_of(draft="eagle3", task="code")
+    assert texts.texts_of(named, found_of(draft="eagle3", task="code")) is None
+    given_rate = case_of(draft="eagle3", acceptance_rate=0.7)
+    found = found_of(draft="eagle3", acceptance_rate=0.7)
+    assert texts.texts_of(given_rate, found) is None
+    assert texts.texts_of(case_of(draft="eagle3"), found_of(draft="eagle3")) is not None
+
+
+def test_each_text_s_fastest_is_the_fastest_there() -> None:
+    case = case_of(plugin=True)
+    searched = found_of(plugin=True)
+    found = texts.texts_of(case, searched)
+    assert found is not None
+    rows = [row for of_draft in searched for row in of_draft.rows[:4]]
+    chosen = rows[6]
+    for text, of_task in enumerate(found.of_tasks(chosen, rows)):
+        assert (of_task.task, of_task.weight) == (TASKS[text], WEIGHTS[TASKS[text]])
+        fastest = max(rows, key=lambda row: found.rates(row)[text])
+        told = (of_task.draft, of_task.draft_method, of_task.gamma)
+        assert told == (fastest.draft, fastest.draft_method, fastest.gamma)
+        changes = found.rates(fastest)[text] / found.rates(chosen)[text] - 1.0
+        assert of_task.changes == pytest.approx(max(changes, 0.0))
+        assert of_task.own.low < of_task.own.speedup < of_task.own.high
+    alone = searched.drafts[0].rows[0]
+    for of_task in found.of_tasks(alone, [alone]):
+        assert of_task.own.speedup == of_task.best.speedup == 1.0
+        assert of_task.changes == 0.0
+
+
+def test_options_that_nobody_published_are_not_considered_unless_named() -> None:
+    named: Any = {"model": "gemma-2-9b", "hardware": ("h100",)}
+    options, lacking = drafts_of(asked(**named))
+    assert all(not option.is_hypothetical for option in options)
+    told = {each.draft for each in lacking}
+    assert "eagle3" in told
+    assert not told & {option.draft for option in options}
+    (option,), lacking = drafts_of(asked(**named, draft="eagle3"))
+    assert option.is_hypothetical
+    assert [each.draft for each in lacking] == ["eagle3"]
