@@ -7,10 +7,11 @@
 cosmic-ray makes the changes: an operator, a comparison, a number, a condition or a loop. Each is judged in a copy of
 the working tree by the folder's fast tests, until one fails: first those that run the changed line, then those of the
 same files, then those that enter the module, of each the quickest that run the fewest lines, for as long as
-MOST_JUDGED_S. Which test runs which lines is found once, by coverage; `--keep` names a folder that holds it for the next call. Survivors are printed
-with their line. A test that fails must pass without the change, after the same tests: one that fails then too judges
-nothing any more. A judge that dies is asked a second time; a change whose second judge dies too is not judged, and no
-more noticed than one that survives. The exit code is 1 where a folder's tests notice fewer than nine in ten.
+MOST_JUDGED_S. Which test runs which lines is found once, by coverage; `--keep` names a folder that holds it for the
+next call. Survivors are printed with their line. A test that fails must pass without the change, after the same tests:
+one that fails then too judges nothing any more. A judge that dies is asked a second time; a change whose second judge
+dies too is not judged, and no more noticed than one that survives. The exit code is 1 where a folder's tests notice
+fewer than nine in ten.
 """
 
 from __future__ import annotations
