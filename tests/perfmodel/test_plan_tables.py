@@ -383,7 +383,10 @@ def test_limits_are_shown_with_what_is_reached(limits: dict[str, Any]) -> None:
 def test_the_row_without_a_draft_is_at_the_choice_s_batch_and_layout() -> None:
     """Also where it breaks the limits, so that the search did not keep it."""
     fields: dict[str, Any] = {"draft": "eagle3", "acceptance_rate": 0.9, "batch_sizes": (), "num_gpus": 1}  # fmt: skip
-    for limit in (0.004, 0.007):  # shorter than any step without a draft, and longer than some
+    for limit in (
+        0.004,
+        0.007,
+    ):  # shorter than any step without a draft, and longer than some
         choice = answer_of(**fields, tpot_limit_s=limit).document.choice
         row, alone = choice.row, choice.without_draft
         assert row.is_speculative
