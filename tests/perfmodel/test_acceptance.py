@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,14 @@ from magicdec.perfmodel.acceptance import (
     load_profile,
     save_profile,
 )
-from magicdec.perfmodel.acceptance.fit import measured_rates, measurements_from_rows
+from magicdec.perfmodel.acceptance.counted import Beyond
+from magicdec.perfmodel.acceptance.fit import (
+    MeasuredRates,
+    measured_rates,
+    measurements_from_rows,
+)
 from magicdec.perfmodel.acceptance.law import Law, LawError, static_batch_efficiency
-from magicdec.perfmodel.acceptance.replayed import LookupSetting, Replay
+from magicdec.perfmodel.acceptance.replayed import LookupSetting, RangeOfSteps, Replay
 from magicdec.perfmodel.plan.drafts import load_profiles
 from magicdec.perfmodel.planner import PlanRequest, make_plan
 from tests.pace import slowness
@@ -335,6 +341,54 @@ def test_a_profile_of_each_sort_survives_its_file(
 ) -> None:
     acceptance.save_profile(profile, tmp_path / "p.json")
     assert acceptance.load_profile(tmp_path / "p.json") == profile
+
+
+def objects_in(value: Any, at: str = "$") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every object of a document, with its place."""
+    if isinstance(value, dict):
+        yield at, value
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for name, each in inner:
+        if isinstance(each, dict | list):
+            yield from objects_in(each, f"{at}.{name}")
+
+
+COUNTED = MeasuredRates(
+    budget=64.0, context=999.0, rates=[0.5], stderr=[0.1], trials=[9.0]
+)
+RANGE = RangeOfSteps(upto=64, steps=9, tokens_per_step=1.2, drafted_share=0.5)
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        MeasuredProfile(
+            **COMMON, measured=[COUNTED], beyond=Beyond(position=3, slope=0.1)
+        ),
+        ReplayedProfile(
+            **COMMON,
+            replay=msgspec.structs.replace(REPLAY, by_context=[RANGE]),
+            measured=[COUNTED],
+        ),
+        BelievedProfile(**COMMON),
+    ],
+    ids=lambda profile: type(profile).__name__,
+)
+def test_a_key_that_is_none_is_refused_wherever_it_stands(
+    profile: AcceptanceProfile, tmp_path: Path
+) -> None:
+    """A misspelt field would else be left out in silence."""
+    path = tmp_path / "p.json"
+    save_profile(profile, path)
+    document = json.loads(path.read_text())
+    for place, found in list(objects_in(document)):
+        found["mispelt"] = 1
+        path.write_text(json.dumps(document))
+        with pytest.raises(ConfigError, match="mispelt"):
+            load_profile(path)
+        del found["mispelt"]
+        path.write_text(json.dumps(document))
+        assert load_profile(path) == profile, place
 
 
 def test_shipped_files_are_written_as_they_were_read(tmp_path: Path) -> None:

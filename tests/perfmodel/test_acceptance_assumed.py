@@ -28,6 +28,7 @@ KNOWN = Question("llama-3.1-8b", "eagle3", 8.0, task="chat", temperature=0.0)
 QUESTIONS = [
     KNOWN,
     Question("llama-3.1-8b", "eagle3", 8.0, draft="yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"),
+    Question("llama-3.1-8b", "ngram", 8.0),
     Question("no such model", "eagle3", 70.0, task="code", temperature=1.0),
     Question("no such model", "mtp", 200.0, context=9e4),
     Question("no such model", "dflash", 8.0, window=4096.0),
@@ -240,31 +241,35 @@ def test_a_question_is_about_what_a_plan_calls_the_draft() -> None:
         assert found.billions == pytest.approx(target.num_parameters / 1e9)
 
 
-@questions
-def test_an_origin_names_what_was_published(question: Question) -> None:
+@pytest.mark.parametrize("task", ["", "chat", "code"])
+def test_an_origin_names_what_was_published(task: str) -> None:
+    """Of each model and kind of draft that any rate is of, and of a model that none is of."""
     runs = [run.situation for run in beliefs.fitted_belief().coefficients.runs]
-    origin = assumed.assumed(question).origin
-    named = set(assumed._named(question))
-    own = [
-        at for at in runs
-        if (at.model, at.kind) == (plain(question.model), question.kind) and at.draft in named
-    ]  # fmt: skip
-    assert origin.startswith("published for" if own else "assumed from")
-    if not own:
-        of_kind = [at for at in runs if at.kind == question.kind]
-        heads = len({at.checkpoint for at in of_kind})
-        models = len({at.model for at in of_kind})
-        is_head = question.kind in ("eagle3", "dflash")
-        assert str(heads if is_head else models) in origin.split()
-        return
-    drafts = {at.draft for at in own}
-    which = "this head" if len(drafts) == 1 else f"{len(drafts)} heads of this model"
-    assert which in origin
-    assert (" and such text" in origin) == (
-        question.task in {at.task_class for at in own}
-    )
-    if not question.task:
-        assert 1 <= len(origin.partition(" on ")[2].split(", ")) <= 3
+    pairs = {(at.model, at.kind) for at in runs}
+    for model, kind in sorted(pairs | {("no such model", kind) for _, kind in pairs}):
+        question = Question(model, kind, 8.0, task=task)
+        named = set(assumed._named(question))
+        origin = assumed._origin(question, sorted(named))
+        of_kind = [at for at in runs if at.kind == kind]
+        own = [at for at in of_kind if at.model == model and at.draft in named]
+        is_head = of_kind[0].group in ("eagle3", "head", "block")
+        if not own:
+            assert origin.startswith("assumed from")
+            known = {at.checkpoint if is_head else at.model for at in of_kind}
+            assert str(len(known)) in origin.split()
+            continue
+        drafts = {at.draft for at in own}
+        which = f"{len(drafts)} heads of this model"
+        if of_kind[0].group in ("lookup", "self", "model"):
+            which = "this model"
+        elif len(drafts) == 1:
+            which = "this head"
+        texts = list(dict.fromkeys(at.task_class for at in own))
+        if task in texts:
+            assert origin == f"published for {which} and such text"
+            continue
+        words = [text.replace("other", "text of other kinds") for text in texts[:3]]
+        assert origin == f"published for {which} on {', '.join(words)}"
 
 
 # Beyond what is known

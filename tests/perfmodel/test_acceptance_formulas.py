@@ -577,6 +577,110 @@ def test_an_error_of_tokens_is_half_of_what_one_deviation_of_the_rates_makes(
 
 
 @few
+@given(
+    given_rates=st.lists(rates, min_size=1, max_size=3),
+    error=st.floats(0.0, 1.0),
+    gamma=st.integers(0, 5),
+    over=st.integers(0, 5),
+    shift=st.floats(0.0, 0.1),
+)
+def test_an_error_of_one_gamma_over_another_leaves_out_what_both_share(
+    given_rates: list[float], error: float, gamma: int, over: int, shift: float
+) -> None:
+    profile = MeasuredProfile(
+        model="m",
+        draft_method="snapkv",
+        law=law_of_rates(given_rates),
+        error=LawError(log_rejection=error),
+    )
+    padded = [*given_rates, *[given_rates[-1]] * 5][:5]
+
+    def ratio(power: float, by: float = 0.0) -> float:
+        moved = [min(max(rate**power + by, 0.0), 1.0) for rate in padded]
+        one, other = (
+            1.0 + sum(math.prod(moved[: n + 1]) for n in range(depth))
+            for depth in (gamma, over)
+        )
+        return math.log(one / other)
+
+    at: dict[str, Any] = {"budget": 64, "context": 999}
+    own = (ratio(math.exp(-error)) - ratio(math.exp(error))) / 2.0
+    found = profile.ratio_error(gamma, over, **at)
+    assert found == pytest.approx(abs(own), abs=1e-9)
+    moved = (ratio(1.0, shift) - ratio(1.0, -shift)) / 2.0
+    found = profile.ratio_error(gamma, over, **at, shift=shift)
+    assert found == pytest.approx(math.hypot(own, moved), abs=1e-9)
+
+
+def test_a_profiles_spread_and_carried_error_have_bounds() -> None:
+    """No rate between 0 and 1 spreads by more than a half."""
+    common: dict[str, Any] = {
+        "model": "m",
+        "draft_method": "eagle",
+        "law": law_of_rates([0.5]),
+    }
+    for name, high in (("spread", 0.5), ("carried_error", 10.0)):
+        for value in (0.0, high):
+            found = MeasuredProfile(**common, **{name: value})
+            assert getattr(found, name) == value
+        for value in (-1e-9, math.nextafter(high, 99.0), math.nan):
+            with pytest.raises(ValueError, match=name):
+                MeasuredProfile(**common, **{name: value})
+    for version in (0, 2):
+        with pytest.raises(ValueError, match="reads 1"):
+            MeasuredProfile(**common, schema_version=version)
+    for rates_given in ([0.0] * 64, [1.0] * 64, 0.0, 1.0):
+        constant_profile(rates_given)
+    for refused in ([0.5] * 65, [], [0.5, math.nextafter(1.0, 2.0)], -1e-9):
+        with pytest.raises(ConfigError):
+            constant_profile(refused)
+
+
+@given(
+    measured=st.none() | st.integers(1, 9),
+    most=st.none() | st.integers(1, 9),
+    is_counted=st.booleans(),
+)
+def test_a_plan_goes_as_deep_as_was_measured_unless_it_was_counted_by_position(
+    measured: int | None, most: int | None, is_counted: bool
+) -> None:
+    """And never beyond what the draft proposes."""
+    profile = MeasuredProfile(
+        model="m",
+        draft_method="eagle",
+        law=law_of_rates([0.5]),
+        measured_gamma=measured,
+        most_drafts=most,
+        measured=[table(64.0, 999.0, [0.5], [9.0])] if is_counted else [],
+    )
+    allowed = [
+        gamma
+        for gamma in range(1, 30)
+        if (most is None or gamma <= most)
+        and (is_counted or measured is None or gamma <= measured)
+    ]
+    assert (profile.max_gamma or 29) == max(allowed)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "eagle", "mtp", "full", "ngram"])
+@pytest.mark.parametrize("exponent", [0.0, 0.2])
+@pytest.mark.parametrize("start", [0.0, 2047.6])
+@pytest.mark.parametrize("window", [None, 4096.0])
+def test_a_heads_trained_length_is_where_it_begins_to_accept_less(
+    method: str, exponent: float, start: float, window: float | None
+) -> None:
+    law = Law(
+        rejection=0.3,
+        context_exponent=exponent,
+        flat_below=start,
+        **({} if window is None else {"flat_beyond": window}),
+    )
+    found = MeasuredProfile(model="m", draft_method=method, law=law).trained_len
+    falls = exponent > 0.0 and start > 0.0 and window is None
+    assert found == (2048 if falls and method in ("eagle3", "eagle") else None)
+
+
+@few
 @given(rate=rates, error=st.floats(0.01, 0.5), gamma=st.integers(1, 8))
 def test_a_believed_look_up_drafts_twice_what_is_accepted(
     rate: float, error: float, gamma: int
@@ -613,6 +717,27 @@ def test_a_network_that_accepts_nothing_has_a_fault_and_a_look_up_has_not(
         if is_faulty:
             assert "none of 5000 drafts" in found.fault
         assert not MeasuredProfile(draft_method=method, **common).accepts_nothing
+
+
+@pytest.mark.parametrize("accepted", [0.0, 2.0, 20.0, 400.0])
+def test_a_fault_is_told_by_the_first_draft_whatever_later_ones_were_counted(
+    accepted: float,
+) -> None:
+    """Of all settings together."""
+    first = table(64.0, 999.0, [accepted / 5000], [5000.0])
+    deeper = table(64.0, 999.0, [accepted / 5000, 0.5], [5000.0, 40.0])
+    common: dict[str, Any] = {
+        "model": "m",
+        "draft_method": "eagle",
+        "law": law_of_rates([0.5]),
+    }
+    one, two = (
+        MeasuredProfile(measured=[each, first], **common) for each in (first, deeper)
+    )
+    assert one.fault == two.fault
+    assert bool(one.fault) == (accepted / 5000 < 0.005)
+    if 0.0 < accepted < 25.0:
+        assert f"{2 * accepted:g} of 10000" in one.fault
 
 
 @few
