@@ -214,7 +214,9 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def prompt_len(self) -> int:
-        return round(self.prompt_len_mean or self.input_len or 1.0)
+        length = self.prompt_len_mean or self.input_len
+        assert length is not None  # one of them is given
+        return round(length)
 
     @property
     def shape(self) -> str:

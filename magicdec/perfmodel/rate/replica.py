@@ -479,9 +479,9 @@ class Replica:
         self._take_out(fewest)
 
     def _steps_of_room(self, gamma: int, free: int) -> int:
-        """Steps that the free blocks are enough for, whatever is accepted; the next one always."""
+        """Steps that the free blocks are enough for after the next one, whatever is accepted."""
         blocks = free // self.n - 1
-        return max(blocks * self.limits.block_size // (gamma + 1), 1)
+        return blocks * self.limits.block_size // (gamma + 1)
 
     def _steps_until_change(self, emitted: Whole, means: Array, gamma: int) -> int:
         """Steps up to the first after which a request ends, or the policy takes another gamma; at

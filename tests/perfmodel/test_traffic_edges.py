@@ -1,0 +1,285 @@
+"""Where a load's parts meet: the end of a schedule, the instant until which a replica runs, the last token of a
+pass, the lowest and the highest rate of a search."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magicdec.api import request_of
+from magicdec.perfmodel.rate import capacity, load
+from magicdec.perfmodel.rate.layouts import POLICIES, served_layouts
+from magicdec.perfmodel.rate.load import Load
+from magicdec.perfmodel.rate.replica import Replica
+from magicdec.perfmodel.rate.requests import Schedule, alike
+from magicdec.perfmodel.rate.simulate import Server, simulate
+from magicdec.perfmodel.rate.trials import Trial
+from magicdec.perfmodel.setup import Setup
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import load_engine
+
+MODEL = load_model_spec("llama-3.1-8b")
+CHAT: dict[str, Any] = {
+    "model": "llama-3.1-8b",
+    "hardware": "h100-sxm-80gb",
+    "tp": 1,
+    "context": 2048,
+    "gen_len": 50,
+    "draft": "none",
+}
+ENGINE = load_engine("vllm").with_constants(
+    steps_ahead=0.0, request_latency_s=0.0, prompt_token_latency_s=0.0
+)
+ALONE = Setup.of("llama-3.1-8b", "h100-sxm-80gb", ENGINE)
+
+
+def load_of(**options: Any) -> Load:
+    return Load.of(request_of(**CHAT | options), MODEL)
+
+
+# Schedules
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rates=st.lists(st.floats(0.0, 50.0), min_size=2, max_size=5).filter(
+        lambda rates: sum(rates) > 1.0
+    ),
+    gaps=st.lists(st.floats(0.5, 900.0), min_size=4, max_size=4),
+    falls=st.booleans(),
+)
+def test_requests_of_a_schedule_come_when_its_rate_has_added_up_to_them(
+    rates: list[float], gaps: list[float], falls: bool
+) -> None:
+    """Up to the last instant, also where the rate falls to nothing there."""
+    if falls:
+        rates = [*rates[:-1], 0.0]
+        rates[0] += 1.0
+    times = np.concatenate([[0.0], np.cumsum(gaps)])[: len(rates)]
+    schedule = Schedule(times_s=times, rates=np.array(rates))
+    count = schedule.count
+    wanted = count * np.array([0.0, 1e-9, 0.1, 0.5, 0.9, 1.0 - 1e-9, 1.0 - 2e-16])
+    requests = alike(len(wanted) + 1, prompt_len=9, output_len=2)
+    requests.arrival_s[:] = [*wanted, count]
+    found = schedule.paced(requests).arrival_s
+    assert len(found) == len(wanted)
+    assert np.all((found >= 0.0) & (found <= times[-1] * (1.0 + 1e-9)))
+    assert np.all(np.diff(found) >= -1e-6)
+    for at, arrived in zip(found, wanted, strict=True):
+        inner = times[times < at]
+        points = np.array([*inner, at])
+        of_points = np.interp(points, times, rates)
+        added = np.sum(np.diff(points) * (of_points[1:] + of_points[:-1]) / 2.0)
+        assert added == pytest.approx(arrived, rel=1e-6, abs=1e-6 * count)
+
+
+def test_the_last_instants_of_a_rate_that_falls_to_nothing_are_numbers() -> None:
+    """However the last bits of first² + 2 · slope · rest fall out."""
+    random = np.random.default_rng(3)
+    for _ in range(300):
+        first, span = random.uniform(0.1, 90.0, 2)
+        schedule = Schedule(times_s=np.array([0.0, span]), rates=np.array([first, 0.0]))
+        requests = alike(1, prompt_len=9, output_len=2)
+        requests.arrival_s[:] = np.nextafter(schedule.count, 0.0)
+        (at,) = schedule.paced(requests).arrival_s
+        assert at == pytest.approx(span, rel=1e-6)
+
+
+# Replicas
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    count=st.integers(1, 12),
+    gap_s=st.sampled_from([0.0, 0.004, 0.3]),
+    share=st.floats(0.0, 1.1),
+)
+def test_a_replica_stops_before_what_begins_at_the_time_until_which_it_runs(
+    count: int, gap_s: float, share: float
+) -> None:
+    """And goes on from there as if it had never stopped."""
+    requests = alike(count, prompt_len=300, output_len=20)
+    requests.arrival_s[:] = gap_s * np.arange(count)
+    server = Server.of(ALONE, requests, max_sequences=3)
+    whole = simulate(server, requests)
+
+    replica = Replica(requests, server.costs, server.limits)
+    for number, at in enumerate(requests.arrival_s.tolist()):
+        replica.submit(number, at)
+    until = share * float(whole.last_s.max())
+    replica.run(until)
+    assert all(moment[0] < max(until, 1e-300) for moment in replica.timeline)
+    taken = replica.iterations
+    replica.run(replica.now)
+    assert replica.iterations == taken
+    replica.run()
+    assert replica.iterations == whole.replicas[0].iterations
+    assert replica.last_s == pytest.approx(whole.last_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_prompt_begins_with_the_last_token_that_a_pass_has_left(left: int) -> None:
+    """Three that decode, and a pass of so many tokens more: without one, the next prompt waits for
+    an end."""
+    requests = alike(4, prompt_len=3, output_len=40)
+    server = Server.of(ALONE, requests, max_tokens=3 + left)
+    limits = dataclasses.replace(server.limits, max_tokens=3 + left)
+    outcome = simulate(dataclasses.replace(server, limits=limits), requests)
+    first = np.sort(outcome.first_s)
+    ends = float(outcome.last_s.min())
+    assert (first[3] >= ends) == (left == 0)
+
+
+# Searches
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    edge=st.floats(-5.0, 5.0).map(lambda log: 10.0**log),
+    analytic=st.floats(-1.0, 2.0).map(lambda log: 10.0**log),
+    near=st.none() | st.floats(0.01, 100.0),
+    costs=st.sampled_from([0.5, 1.0, 2.0]),
+)
+def test_the_highest_rate_is_found_wherever_it_lies(
+    edge: float, analytic: float, near: float | None, costs: float
+) -> None:
+    """Within one step of 2 %; none below a thousandth of the asked rate or of Little's, whichever is
+    lower; and no end above four times the higher of them."""
+
+    class Edge(Trial):
+        def keeps(self, rate: float, replicas: int, *, costs: float = 1.0) -> bool:
+            return rate * costs <= edge * (1.0 + 1e-9)
+
+    rate = 3.0
+    layout: Any = SimpleNamespace(rate=analytic)
+    trial = Edge(load=load_of(rate=rate), layout=layout)
+    found = trial.highest_rate(1, costs=costs, near=near)
+    highest = edge / costs
+    little = analytic / costs
+    lowest = 1e-3 * min(rate, little)
+    top = 4.0 * max(rate, little)
+    if highest < 0.98 * lowest:
+        assert found == 0.0
+    elif highest > 1.02 * top:
+        assert found is None
+    elif 1.03 * lowest < highest < 0.96 * top:
+        assert found is not None
+        assert found <= highest * (1.0 + 1e-6)
+        assert found * 1.02 > highest * (1.0 - 1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    needed=st.integers(1, 60),
+    analytic=st.floats(0.1, 30.0),
+    most=st.integers(1, 64),
+    near=st.none() | st.floats(0.5, 80.0),
+)
+def test_the_fewest_replicas_are_found_up_to_the_devices_that_there_are(
+    needed: int, analytic: float, most: int, near: float | None
+) -> None:
+    """A number four times beyond them is not simulated at all."""
+
+    class Enough(Trial):
+        def keeps(self, rate: float, replicas: int, *, costs: float = 1.0) -> bool:
+            return replicas >= needed
+
+    layout: Any = SimpleNamespace(rate=analytic, row=SimpleNamespace(num_gpus=1))
+    trial = Enough(load=load_of(rate=3.0), layout=layout)
+    found = trial.fewest(most, near=near)
+    if (near or 3.0 / analytic) > 4.0 * most or needed > most:
+        assert found is None
+    else:
+        assert found == needed
+
+
+# Answers
+
+
+@pytest.fixture(scope="module")
+def trial() -> Any:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(load, "MIN_REQUESTS", 60)
+        patched.setattr(load, "MAX_REQUESTS", 60)
+        asked = load_of(rate=6.0, p95_ttft_ms=400, p95_tpot_ms=20)
+        yield Trial(load=asked, layout=served_layouts(asked, MODEL)[0])
+
+
+def test_reasons_lead_from_the_steady_rate_to_the_loads_by_what_is_added(
+    trial: Trial,
+) -> None:
+    """Regular arrivals under limits on means, arrivals that bunch, percentiles; each as the highest
+    rate under it, and none where little lies between."""
+    answer = capacity.SizedLayout(trial=trial, replicas=1)
+
+    def highest(**options: Any) -> float:
+        asked = load_of(rate=6.0, **options)
+        own = Trial(load=asked, layout=trial.layout)
+        return own.highest_rate(1) or 0.0
+
+    means = {"ttft_ms": 400, "tpot_ms": 20}
+    found = capacity._reasons(answer, 9.0, 4.0)
+    assert [(reason.of, reason.rate_per_s) for reason in found] == [
+        ("waves and prompts", 9.0),
+        ("arrivals that bunch", pytest.approx(highest(**means, burstiness=0.0))),
+        ("percentiles", pytest.approx(highest(**means))),
+    ]
+    for steady, kept in ((9.0, 8.2), (9.0, 9.9), (9.0, 0.0), (9.0, None)):
+        assert capacity._reasons(answer, steady, kept) == []
+    assert capacity._reasons(answer, 9.0, 8.1)
+    regular = Trial(
+        load=load_of(rate=6.0, burstiness=0.0, **means), layout=trial.layout
+    )
+    of_regular = capacity.SizedLayout(trial=regular, replicas=1)
+    assert len(capacity._reasons(of_regular, 9.0, 4.0)) == 1
+
+
+def test_less_than_one_sequence_costs_what_one_does(trial: Trial) -> None:
+    """A replica that is idle most of the time has a mean batch below 1."""
+    one = capacity.cost_factors(trial.layout, 1.0)
+    for batch in (0.0, 0.01, 0.9):
+        assert capacity.cost_factors(trial.layout, batch) == one
+
+
+@pytest.mark.parametrize("count", [1, 2, 19, 400])
+def test_a_percentile_of_each_time_is_that_of_its_requests(count: int) -> None:
+    random = np.random.default_rng(count)
+    seconds = random.exponential(1.0, count)
+    ordered = sorted(seconds)
+    place = 0.95 * (count - 1)
+    low = ordered[math.floor(place)]
+    high = ordered[math.ceil(place)]
+    expected = low + (high - low) * (place - math.floor(place))
+    assert capacity._p95(seconds) == pytest.approx(expected)
+    found = capacity._percentiles(seconds)
+    assert found is not None
+    assert found.p95 == pytest.approx(expected)
+    assert capacity._percentiles(seconds[:0]) is None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_load_is_simulated_with_the_draft_and_the_policy_that_are_named(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the largest tp size of the devices that are given, under no limits; without a draft, no
+    policy is followed."""
+    monkeypatch.setattr(load, "MIN_REQUESTS", 20)
+    monkeypatch.setattr(load, "MAX_REQUESTS", 20)
+    options = CHAT | {"tp": None, "hardware": "2xh100-sxm-80gb", "rate": 3.0}
+    drafted = options | {"draft": "ngram", "acceptance_rate": 0.7, "p95_ttft_ms": 1e-3}
+    fast = capacity.simulated(request_of(**drafted), MODEL, policy=policy)
+    slow = capacity.simulated(request_of(**options), MODEL, policy=policy)
+    assert fast.replicas[0].policy is not None
+    assert slow.replicas[0].policy is None
+    assert len(fast.replicas) == 1
+    assert float(np.median(fast.tpot_s)) < float(np.median(slow.tpot_s))
+    single = options | {"hardware": "h100-sxm-80gb", "tp": 1}
+    of_one = capacity.simulated(request_of(**single), MODEL)
+    assert float(np.median(slow.tpot_s)) < float(np.median(of_one.tpot_s))
