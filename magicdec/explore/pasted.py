@@ -149,7 +149,7 @@ def _observed(catalog: Catalog, state: Request, seen: Observation) -> Pasted:
         lines=[
             TextLine(first),
             *map(TextLine, sentences),
-            TextLine("\n".join(table), is_option=True),
+            TextLine("\n".join(table), "option"),
         ],
         query=link(msgspec.structs.replace(state, model=model)),
     )

@@ -297,7 +297,12 @@ def check_command(
             *_on_start(command, found),
             *command.notes,
             *drafted.notes,
-            *_on_fit(request, alone),
+            *_on_fit(
+                request.batch_sizes[0],
+                alone.batch_size,
+                int(free.document.memory.largest_autoregressive_batch),
+                command.dp_size,
+            ),
             *_if_more_wait(command, load, request),
         ],
     )
@@ -452,13 +457,14 @@ def _if_more_wait(
     ]
 
 
-def _on_fit(request: PlanRequest, alone: Candidate) -> list[str]:
-    """Users that do not fit at once."""
-    asked = request.batch_sizes[0]
-    most = alone.batch_size
-    if most >= asked:
+def _on_fit(asked: int, fits: int, fits_alone: int, replicas: int) -> list[str]:
+    """Users that do not fit at once, of so many on each replica."""
+    if fits >= asked:
         return []
-    return [f"{most} of {asked} users fit at once; the others wait"]
+    line = f"{fits * replicas} of {asked * replicas} users fit at once; the others wait"
+    if min(fits_alone, asked) > fits:
+        line += f" ({min(fits_alone, asked) * replicas} fit without a draft)"
+    return [line]
 
 
 def _request(

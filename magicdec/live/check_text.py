@@ -12,57 +12,108 @@ from magicdec.reports import acceptance_of
 from magicdec.schema import Candidate
 from magicdec.units import format_seconds
 
+CLAIMS = {
+    "wrong": ("problems",),
+    "advice": (
+        "changes",
+        "as_it_is",
+        "problems",
+        "command.unread",
+        "command.speculation",
+    ),
+    "option": ("changes",),
+    "why": ("changes", "as_it_is", "problems"),
+    "as it is": (
+        "num_gpus",
+        "hardware",
+        "command.engine",
+        "command.dp_size",
+        "as_it_is.batch_size",
+        "as_it_is.context_len",
+        "as_it_is.layout",
+        "as_it_is.drafting.draft",
+        "as_it_is.drafting.method",
+        "as_it_is.drafting.budget",
+        "as_it_is.drafting.gamma",
+        "as_it_is.decoding",
+        "as_it_is.requests",
+        "as_set",
+        "changes.*.kind",
+        "changes.*.gain",
+    ),
+    "acceptance": (
+        "as_it_is.drafting.gamma",
+        "as_it_is.drafting.acceptance_source",
+        "as_it_is.drafting.acceptance_text",
+    ),
+    "without a draft": (
+        "command.speculation",
+        "without_draft.decoding",
+        "without_draft.requests",
+    ),
+    "assumed": ("assumed",),
+    "note": ("notes",),
+    "not understood": ("not_understood", "command.engine"),
+    "without effect": ("command.without_effect",),
+}
+"""Of each kind of line, the fields that it hangs on and no other."""
+
 
 class TextLine(NamedTuple):
-    """A line of text, or an option to copy."""
-
     text: str
-    is_option: bool = False
+    kind: str = ""
+
+    @property
+    def is_option(self) -> bool:
+        """Whether it is to copy."""
+        return self.kind == "option"
 
 
 def lines_of(result: Check) -> Iterator[TextLine]:
     """A command in words: what is wrong with it, what to change first, and what was not understood
     last."""
     for problem in result.problems:
-        yield TextLine(f"wrong: {problem}")
+        yield TextLine(f"wrong: {problem}", "wrong")
     first = result.first
     if first is not None or not result.problems:
-        yield TextLine(result.advice)
+        yield TextLine(result.advice, "advice")
     elif result.as_it_is is not None:
-        yield TextLine(f"Otherwise {result.why_keep}.")
+        yield TextLine(f"Otherwise {result.why_keep}.", "advice")
     if first is not None:
-        yield TextLine(first.option, is_option=True)
+        yield TextLine(first.option, "option")
         if first.gain is not None:
-            yield TextLine(f"why: {first.reason}")
+            yield TextLine(f"why: {first.reason}", "why")
     yield from _as_it_is(result)
     if result.assumed:
-        yield TextLine(f"assumed: {', '.join(result.assumed)}")
+        yield TextLine(f"assumed: {', '.join(result.assumed)}", "assumed")
     for change in result.changes:
         if change is not first:
             reason = f"{change.reason[:1].upper()}{change.reason[1:]}".removesuffix(".")
-            yield TextLine(f"- {_gain(change)}: {change.change}. {reason}.")
-            yield TextLine(change.option, is_option=True)
+            text = f"- {_gain(change)}: {change.change}. {reason}."
+            yield TextLine(text, "why")
+            yield TextLine(change.option, "option")
     for note in result.notes:
-        yield TextLine(f"note: {note}")
+        yield TextLine(f"note: {note}", "note")
     if result.not_understood:
         why = result.command.why_not_understood
-        yield TextLine(f"not understood ({why}): {', '.join(result.not_understood)}")
+        unread = ", ".join(result.not_understood)
+        yield TextLine(f"not understood ({why}): {unread}", "not understood")
     if result.command.without_effect:
         names = ", ".join(result.command.without_effect)
-        yield TextLine(f"known, no effect on speed here: {names}")
+        text = f"known, no effect on speed here: {names}"
+        yield TextLine(text, "without effect")
 
 
 def _as_it_is(result: Check) -> Iterator[TextLine]:
     row = result.as_it_is
     if row is not None:
-        yield TextLine(f"as it is: {_described(result, row)}")
+        yield TextLine(f"as it is: {_described(result, row)}", "as it is")
         if row.is_speculative:
-            yield TextLine(acceptance_of(row.drafting))
+            yield TextLine(acceptance_of(row.drafting), "acceptance")
     alone = result.without_draft
     if alone is not None and result.command.speculation is not None:
-        yield TextLine(
-            f"without a draft: {format_seconds(alone.between_tokens_s)} per token"
-        )
+        time = format_seconds(alone.between_tokens_s)
+        yield TextLine(f"without a draft: {time} per token", "without a draft")
 
 
 def _gain(change: Change) -> str:
@@ -95,8 +146,11 @@ def _described(result: Check, row: Candidate) -> str:
             as_set += f", {result.as_set.speedup:.2f}x over no draft so set"
     elif lost > 1.0:
         as_set = f"; as it is set, about {format_seconds(lost * row.between_tokens_s)}"
+    batch = f"batch {row.batch_size}"
+    if result.command.dp_size > 1:
+        batch += f" on each of {result.command.dp_size} replicas"
     return (
         f"{drafting} on {result.num_gpus} x {result.hardware} (tp {row.tp_size}), engine "
-        f"{result.command.engine}, batch {row.batch_size}, context {row.context_len}: "
+        f"{result.command.engine}, {batch}, context {row.context_len}: "
         f"{format_seconds(row.between_tokens_s)} per token{speedup}{as_set}"
     )

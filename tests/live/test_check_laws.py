@@ -103,11 +103,17 @@ def test_a_request_is_as_long_as_command_and_model_allow(
         assert request.gen_len == gen_len
 
 
-@pytest.mark.parametrize(("fits", "wanted"), [*product((1, 7, 8), repeat=2)])
-def test_users_that_wait_are_said(fits: int, wanted: int) -> None:
-    request, _, _ = asked(command_of(), AskedLoad(hardware="h100", batch=wanted))
-    row: Any = type("Row", (), {"batch_size": fits})
-    notes = check._on_fit(request, row)
+@pytest.mark.parametrize(
+    ("fits", "wanted", "alone", "replicas"),
+    [*product((1, 7, 8), (1, 7, 8), (7, 8, 9), (1, 3))],
+)
+def test_users_that_wait_are_said(
+    fits: int, wanted: int, alone: int, replicas: int
+) -> None:
+    notes = check._on_fit(wanted, fits, alone, replicas)
     assert bool(notes) == (fits < wanted)
-    if notes:
-        assert notes[0].startswith(f"{fits} of {wanted} users")
+    for note in notes:
+        assert note.startswith(f"{fits * replicas} of {wanted * replicas} users")
+        most = min(alone, wanted)
+        says = f"({most * replicas} fit without a draft)" in note
+        assert says == (most > fits)

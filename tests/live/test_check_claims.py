@@ -1,0 +1,121 @@
+"""A line about a checked command hangs on the fields that it claims and on no other, and every number that it prints is
+one of them, or follows from them by the arithmetic written here."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import msgspec
+import pytest
+
+from magicdec.live import Check, lines_of
+from magicdec.live.check import AskedLoad, check_command
+from magicdec.live.check_text import CLAIMS
+from magicdec.specs import read_serve_command
+from tests.claims import claimed, idle, moved_by, unclaimed, unfounded
+
+COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a head on a small device": (
+        "vllm serve openai/gpt-oss-20b --max-num-seqs 64 --speculative-config "
+        '\'{"method": "eagle3", "model": "RedHatAI/gpt-oss-20b-speculator.eagle3", "num_speculative_tokens": 7}\'',
+        {"hardware": "rtx-4090-24gb", "batch": 16, "context_len": 16384, "task": "code"},
+    ),
+    "no draft, graphs off": (
+        "vllm serve meta-llama/Llama-3.1-8B-Instruct --enforce-eager --seed 1",
+        {"hardware": "h100", "batch": 8, "context_len": 4096},
+    ),
+    "a look-up with graphs in pieces, and a file": (
+        "vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2 --data-parallel-size 2 -O1 --config more.yaml "
+        '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}\'',
+        {"hardware": "h200", "batch": 32, "context_len": 8192, "task": "summarisation", "gen_len": 300},
+    ),
+    "a chain in another engine": (
+        "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct --speculative-algorithm EAGLE3 "
+        "--speculative-draft-model-path lmsys/sglang-EAGLE3-LLaMA3.1-Instruct-8B --speculative-num-steps 3 "
+        "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
+        {"hardware": "a100", "batch": 4, "context_len": 2048},
+    ),
+    "users that wait, an option unknown": (
+        "vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size 4 --max-num-seqs 64 --foo 3",
+        {"hardware": "8xh100", "batch": 64, "context_len": 8192},
+    ),
+    "a model that does not fit": ("vllm serve meta-llama/Llama-3.1-405B-Instruct", {"hardware": "h100"}),
+    "a file that is not read": (
+        "vllm serve meta-llama/Llama-3.1-8B-Instruct --config serve.yaml",
+        {"hardware": "h100", "batch": 1, "context_len": 2048, "task": "chat"},
+    ),
+    "a module that is not there": (
+        'vllm serve Qwen/Qwen3-4B --speculative-config \'{"method": "mtp", "num_speculative_tokens": 2}\'',
+        {"hardware": "h100"},
+    ),
+}  # fmt: skip
+
+
+@cache
+def checked(name: str) -> Check:
+    """As read back from its document, where no two places hold the same object."""
+    command, load = COMMANDS[name]
+    result = check_command(
+        read_serve_command(command, reads_files=False),
+        AskedLoad(**load),
+        reads_files=False,
+    )
+    return msgspec.convert(msgspec.to_builtins(result), Check)
+
+
+def said(result: Check) -> dict[str, list[str]]:
+    texts: dict[str, list[str]] = defaultdict(list)
+    for change in result.changes:
+        ends = (change.gain, change.gain_low, change.gain_high)
+        if None in ends and set(ends) != {None}:
+            return {}  # a gain has both its ends
+    for line in lines_of(result):
+        texts[line.kind].append(line.text)
+    return texts
+
+
+@cache
+def moved_of(name: str) -> dict[str, frozenset[str]]:
+    return moved_by(checked(name), said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_other_field_changes_a_line(name: str) -> None:
+    assert unclaimed(moved_of(name), CLAIMS) == set()
+
+
+@pytest.mark.slow
+def test_each_claim_is_of_a_field_that_changes_the_line() -> None:
+    assert idle(map(moved_of, COMMANDS), CLAIMS) == set()
+
+
+def follows(result: Check, kind: str) -> Iterator[float]:
+    """What a line works out from its fields."""
+    row = result.as_it_is
+    if kind == "as it is" and row is not None:
+        yield row.between_tokens_s * math.prod(
+            change.gain
+            for change in result.changes
+            if change.kind == "cost" and change.gain is not None
+        )
+        if result.as_set is not None:
+            yield result.as_set.without_draft_s / result.as_set.between_tokens_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_number_of_a_line_is_of_the_fields_that_it_claims(name: str) -> None:
+    result = checked(name)
+    for kind, texts in said(result).items():
+        numbers, names = claimed(result, CLAIMS[kind])
+        for text in texts:
+            # a change's reason is a field, but begins with a capital in a list
+            names |= {each[:1].upper() + each[1:].removesuffix(".") for each in names}
+            names |= {"EAGLE-3", result.command.why_not_understood}
+            values = [*numbers, *follows(result, kind)]
+            assert unfounded(text, values, names) == [], (kind, text)
