@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicdec.api import request_of
+from magicdec.errors import CapacityError
 from magicdec.perfmodel.rate import capacity, load
-from magicdec.perfmodel.rate.layouts import POLICIES, served_layouts
+from magicdec.perfmodel.rate.layouts import served_layouts
 from magicdec.perfmodel.rate.load import Load
 from magicdec.perfmodel.rate.replica import Replica
 from magicdec.perfmodel.rate.requests import Schedule, alike
@@ -95,7 +96,7 @@ def test_the_last_instants_of_a_rate_that_falls_to_nothing_are_numbers() -> None
 # Replicas
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     count=st.integers(1, 12),
     gap_s=st.sampled_from([0.0, 0.004, 0.3]),
@@ -264,7 +265,7 @@ def test_a_percentile_of_each_time_is_that_of_its_requests(count: int) -> None:
     assert capacity._percentiles(seconds[:0]) is None
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["fixed", "by batch"])
 def test_a_load_is_simulated_with_the_draft_and_the_policy_that_are_named(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,3 +284,131 @@ def test_a_load_is_simulated_with_the_draft_and_the_policy_that_are_named(
     single = options | {"hardware": "h100-sxm-80gb", "tp": 1}
     of_one = capacity.simulated(request_of(**single), MODEL)
     assert float(np.median(slow.tpot_s)) < float(np.median(of_one.tpot_s))
+
+
+# Choices among layouts, by trials whose answers are known
+
+
+class Told:
+    """A trial that is told what it finds."""
+
+    def __init__(self, load: Load, layout: Any) -> None:
+        self.load = load
+        self.layout = layout
+
+    def most_replicas(self, most_devices: int) -> int:
+        return int(most_devices // self.layout.row.num_gpus)
+
+    def highest_rate(self, replicas: int) -> float | None:
+        return self.layout.highest * replicas if self.layout.highest else None
+
+    def fewest(self, most_devices: int) -> int | None:
+        needed = self.layout.needed
+        return needed if needed * self.layout.row.num_gpus <= most_devices else None
+
+
+def told_layout(num_gpus: int, rate: float, highest: float, needed: int) -> Any:
+    row = SimpleNamespace(num_gpus=num_gpus, layout=SimpleNamespace(label="tp 1"))
+    return SimpleNamespace(row=row, rate=rate, highest=highest, needed=needed)
+
+
+told = st.builds(
+    told_layout,
+    st.integers(1, 8),
+    st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0]),
+    st.sampled_from([0.0, 0.4, 1.0, 2.5]),
+    st.integers(1, 12),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts=st.lists(told, max_size=5), given_devices=st.integers(1, 30))
+def test_too_few_devices_take_the_layout_that_keeps_the_highest_rate_on_them(
+    layouts: list[Any], given_devices: int
+) -> None:
+    asked = load_of(rate=50.0)
+    highest = [
+        each.highest * (given_devices // each.row.num_gpus) if each.rate else 0.0
+        for each in layouts
+    ]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(capacity, "Trial", Told)
+        if max(highest, default=0.0) == 0.0:
+            for limited, words in (
+                (asked, "nothing keeps up at 50 requests/s"),
+                (load_of(rate=50.0, p95_ttft_ms=9), "nothing keeps the limits at 50"),
+            ):
+                with pytest.raises(CapacityError, match=words):
+                    capacity._keeping_most(limited, layouts, given_devices)
+            return
+        best = capacity._keeping_most(asked, layouts, given_devices)
+    assert best.layout is layouts[highest.index(max(highest))]
+    assert best.replicas == given_devices // best.layout.row.num_gpus
+    refused = str(capacity._too_much(best))
+    assert f"{best.num_gpus} devices do not keep 50 requests/s" in refused
+    assert f"{best.replicas} x tp 1 keep up to {max(highest):.2g}" in refused
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts=st.lists(told.filter(lambda each: each.rate > 0.0), max_size=5))
+def test_the_layout_with_the_fewest_devices_is_found_near_the_analytic_answer(
+    layouts: list[Any],
+) -> None:
+    """Of those within half as many devices more as the fewest of Little's law, by asking each; of as
+    many devices the one with the higher rate."""
+    asked = load_of(rate=5.0)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(capacity, "Trial", Told)
+        found = capacity._fewest(asked, layouts, 60, lambda _: None)
+    analytic = [each.row.num_gpus * math.ceil(5.0 / each.rate) for each in layouts]
+    worths = [
+        (each.needed * each.row.num_gpus, -each.rate * each.needed)
+        for each, devices in zip(layouts, analytic, strict=True)
+        if devices <= 1.5 * min(analytic) and each.needed * each.row.num_gpus <= 60
+    ]
+    if not worths:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.num_gpus, -found.layout.rate * found.replicas) == min(worths)
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.0, 1.25])
+def test_other_costs_move_the_rate_and_the_devices(trial: Trial, factor: float) -> None:
+    """As the searches at those costs have it; half of the work that is allowed is left for them."""
+    answer = capacity.SizedLayout(trial=trial, replicas=2)
+    highest = trial.highest_rate(2)
+    found = capacity._at_costs(answer, factor, highest)
+    assert found.rate == pytest.approx(trial.highest_rate(2, costs=factor))
+    fewest = trial.fewest(4096, costs=factor)
+    assert fewest is not None
+    assert found.num_gpus == fewest * trial.layout.row.num_gpus
+    work = trial.load.work
+    left = work.left
+    try:
+        work.left = math.ceil(work.most / 2) - 1
+        assert capacity._at_costs(answer, factor, highest) == capacity._AtCosts()
+        work.left = math.ceil(work.most / 2)
+        assert capacity._at_costs(answer, factor, highest) == found
+    finally:
+        work.left = left
+
+
+def test_a_full_answer_is_between_its_costs(trial: Trial) -> None:
+    answer = capacity.SizedLayout(trial=trial, replicas=1)
+    point = capacity._full_point(answer)
+    highest = point.highest_rate_per_s
+    assert highest == trial.highest_rate(1)
+    assert point.highest_rate_low_per_s <= highest <= point.highest_rate_high_per_s
+    assert point.num_gpus_low <= point.num_gpus_high
+    assert point.ttft_p95_low_s < point.ttft.p95 < point.ttft_p95_high_s
+    assert point.tpot_p95_low_s < point.tpot.p95 < point.tpot_p95_high_s
+
+
+def test_an_overload_has_neither_percentiles_nor_their_ends(trial: Trial) -> None:
+    far = capacity.SizedLayout(
+        trial=Trial(load=load_of(rate=900.0), layout=trial.layout), replicas=1
+    )
+    beyond = capacity._full_point(far)
+    assert beyond.overloaded
+    assert beyond.ttft_p95_low_s is beyond.ttft_p95_high_s is beyond.ttft is None
