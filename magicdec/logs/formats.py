@@ -1064,13 +1064,14 @@ FORMATS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], Reader], ...] = (
     ),
     ("page of an export", lambda document: bool(_listed_in(document)), _pages),
     ("Spec-Bench answers", _is_spec_bench, _spec_bench),
+    # an observation's output may be a whole response of OpenAI's
+    ("Langfuse", _is_langfuse, _langfuse),
     ("OpenAI", _is_choices, _choices),
     (
         "ShareGPT",
         lambda document: isinstance(document.get("conversations"), list),
         _sharegpt,
     ),
-    ("Langfuse", _is_langfuse, _langfuse),
     ("conversation", _is_conversation, _conversation),
     ("prompt and completion", _is_pair, _pair),
     (

@@ -1,0 +1,192 @@
+"""One request in many wrappings: under every name of a proxy, as text, in pages, in tables, among others."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("numba")
+
+from magicdec.logs import formats, profiles
+from magicdec.logs.formats import (
+    LoggedRow,
+    UnreadableError,
+    as_document,
+    format_of,
+    rows_of,
+)
+from magicdec.logs.lookups import lookup
+from magicdec.logs.replay import replay_logs
+from tests.logs.test_formats import CASES
+
+ASKED = [{"role": "user", "content": "name a colour"}]
+ANSWER = {"choices": [{"message": {"role": "assistant", "content": "blue"}}]}
+ROW = LoggedRow(prompt=ASKED, output="blue")
+cases = pytest.mark.parametrize("name", CASES)
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_proxy_may_call_request_and_response_so(as_text: bool) -> None:
+    """As objects, or as JSON in a text, themselves or in a body."""
+    request: Any = {"model": "m", "messages": ASKED}
+    response: Any = ANSWER
+    if as_text:
+        request, response = json.dumps(request), json.dumps(response)
+    for sent, came in product(formats.REQUESTS, formats.RESPONSES):
+        if sent == came:
+            continue
+        document = {"id": "a", sent: request, came: response}
+        assert format_of(document) == "OpenAI"
+        assert rows_of(document, {}) == [ROW]
+        inner = {"id": "a", sent: {"body": request}, came: {"body": response}}
+        assert rows_of(inner, {}) == [ROW]
+
+
+@cases
+def test_a_pages_entries_are_read_as_each_alone(name: str) -> None:
+    """In order, and beside one that holds nothing."""
+    kind, document, rows = CASES[name]
+    for page in formats.PAGES:
+        listed = {page: [document, {"hello": 1}, document]}
+        if kind == "page of an export" or format_of(listed) != "page of an export":
+            continue
+        assert rows_of(listed, {}) == rows * 2
+    alone = {"items": [{"hello": 1}]}
+    assert format_of(alone) != "page of an export"
+
+
+@cases
+def test_a_tables_row_is_its_document(name: str) -> None:
+    """Cells are values, JSON in a text, or arrays; empty ones are left out."""
+    _, document, rows = CASES[name]
+    cells: dict[str, Any] = {"nothing": None}
+    for field, value in document.items():
+        is_nested = isinstance(value, dict | list)
+        cells[field] = json.dumps(value) if is_nested and value else value
+    assert rows_of(as_document(cells), {}) == rows
+    assert as_document({"a": np.array([1, 2]), "b": "{no", "c": "[1]", "d": "[1"}) == {
+        "a": [1, 2],
+        "b": "{no",
+        "c": [1],
+        "d": "[1",
+    }
+
+
+@given(texts=st.lists(st.sampled_from(["blue", "red", "x y"]), min_size=1, max_size=4))
+def test_each_choice_is_a_request_and_tokens_are_of_one_alone(texts: list[str]) -> None:
+    choices = [{"message": {"content": text}, "finish_reason": "stop"} for text in texts]  # fmt: skip
+    usage = {"prompt_tokens": 9, "completion_tokens": 7}
+    document = {"messages": ASKED, "choices": choices, "usage": usage}
+    counted = 7 if len(texts) == 1 else None
+    assert rows_of(document, {}) == [
+        LoggedRow(
+            prompt=ASKED,
+            output=text,
+            is_stopped=True,
+            prompt_len=9,
+            output_len=counted,
+        )
+        for text in texts
+    ]
+    bare = {"prompt": "p", "choices": [{"text": text} for text in texts]}
+    assert format_of(bare) == "OpenAI"
+    assert [row.output for row in rows_of(bare, {})] == texts
+    observed = {"type": "GENERATION", "input": ASKED, "output": {"choices": choices}}
+    assert [row.output for row in rows_of(observed, {})] == texts[:1]
+
+
+@given(roles=st.lists(st.sampled_from(["user", "assistant", "system"]), min_size=1, max_size=5))  # fmt: skip
+def test_a_conversation_ends_in_its_answer(roles: list[str]) -> None:
+    """Each answer is one, after all that stands before it."""
+    messages = [{"role": role, "content": str(n)} for n, role in enumerate(roles)]
+    document = {"messages": messages}
+    is_one = roles[-1] == "assistant"
+    assert (format_of(document) == "conversation") == is_one
+    if not is_one:
+        return
+    places = [n for n, role in enumerate(roles) if role == "assistant" and n > 0]
+    if not places:
+        with pytest.raises(UnreadableError, match="begins with its answer"):
+            rows_of(document, {})
+        return
+    assert rows_of(document, {}) == [
+        LoggedRow(prompt=messages[:n], output=str(n), is_stopped=True) for n in places
+    ]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"input_lens": [1, 2]},
+        {"output_lens": [1, 2]},
+        {"arguments": [["a"]]},
+        {"resps": [["a"]]},
+        {"question_id": 1, "choices": [{"text": 1}]},
+        {"input": "a"},
+        {"prompt": "a"},
+        {"prompt": [1, 2]},
+        {"output": [1, 2]},
+        {"outputs": [{"token_ids": [1]}]},
+        {"prompt": [1, 2], "outputs": []},
+        {"prompt": [1, 2], "outputs": [{"text": "a"}]},
+    ],
+)
+def test_half_of_a_format_is_none(document: dict[str, Any]) -> None:
+    assert format_of(document) in (None, "OpenAI")
+    with pytest.raises(UnreadableError):
+        rows_of(document, {})
+
+
+@settings(deadline=None)
+@given(
+    prompt=st.lists(
+        st.sampled_from([3, 0, 2**31 - 1, 2**31, -1, 2.0, 2.7, True, "7", None])
+        | st.just({"role": "user", "content": "a"}),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_token_ids_are_whole_and_in_their_range(prompt: list[Any]) -> None:
+    """Wherever they stand; never beside messages."""
+    document = {"prompt_token_ids": prompt, "output_token_ids": [1]}
+    is_good = all(
+        isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 2**31
+        for each in prompt
+    )
+    if is_good:
+        assert rows_of(document, {}) == [LoggedRow(prompt=prompt, output=[1])]
+    else:
+        with pytest.raises(UnreadableError):
+            rows_of(document, {})
+
+
+# Replays
+
+
+def test_times_of_a_replay_lie_within_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    row = json.dumps({"prompt": [1, 2] * 40, "output": [1, 2] * 40})
+    path.write_text(f"{row}\n" * 50)
+    replay = replay_logs([path], [lookup("ngram", gamma=3), lookup("suffix", gamma=2)])
+    assert 0.0 < replay.replay_s < replay.elapsed_s
+    assert replay.account.tokenizing_s == 0.0
+
+
+def test_a_sweep_pairs_every_shortest_with_every_longer_longest() -> None:
+    """Of vLLM's rule: but 1 with 4 or 8, which draft as 1 with its neighbours do; and vLLM's own 5 to
+    5. A draft model is replayed at each gamma of 1 to 8."""
+    shortest, longest = profiles.SWEPT_LENGTHS["ngram"]
+    pairs = {(low, high) for low in shortest for high in longest if low < high}
+    assert set(profiles.NGRAM_RANGES) == pairs - {(1, 4), (1, 8)} | {(5, 5)}
+    assert profiles.SWEPT_LENGTHS["ngram-gpu"] == profiles.SWEPT_LENGTHS["ngram"]
+    assert list(profiles.MODEL_GAMMAS) == list(range(1, 9))
+    assert profiles.SHOWN_GAMMA in profiles.MODEL_GAMMAS
+    assert profiles.SHOWN_GAMMA in profiles.NGRAM_GAMMAS
+    assert profiles.SHOWN_GAMMA in profiles.SUFFIX_GAMMAS
