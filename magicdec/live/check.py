@@ -256,6 +256,18 @@ def check_command(
             not_understood=command.not_understood,
             notes=[*_on_start(command, found), *command.notes],
         )
+    notes = []
+    if not free.case.hardware.has_bf16:
+        name = free.case.hardware.name
+        written = command.read.get("--dtype", "auto")
+        if format_name(written) == "bf16":
+            of_command.append(
+                f"dtype {written}: {name} cannot compute in bf16 (--dtype half)"
+            )
+        elif format_name(written) != "fp16":
+            notes.append(
+                f"{name} cannot compute in bf16: priced in fp16 (--dtype half)"
+            )
     problems = [*of_command, *problems]
     alone = free.document.autoregressive
     # every draft is compared with as many users
@@ -297,6 +309,7 @@ def check_command(
             *_on_start(command, found),
             *command.notes,
             *drafted.notes,
+            *notes,
             *_on_fit(
                 request.batch_sizes[0],
                 alone.batch_size,

@@ -72,8 +72,8 @@ def precision_of(
     kv_dtype: str | None = None,
 ) -> Precision:
     """The requested number formats, completed by defaults: on a GPU the formats that the checkpoint
-    is published in, else bf16; on a CPU fp32, to which weights are widened. torch's names
-    (float32) are accepted too."""
+    is published in, else bf16, or fp16 on a device without bf16; on a CPU fp32, to which weights are
+    widened. torch's names (float32) are accepted too."""
     weights = "bf16"
     kv = "bf16"
     if hardware.kind == "cpu":
@@ -82,11 +82,13 @@ def precision_of(
     elif model.quantization is not None:
         weights = model.quantization.weight_dtype
         kv = model.quantization.kv_dtype or kv
+    formats = dict(PROFILE_DTYPES)
+    if not hardware.has_bf16:
+        formats |= {"bf16": "fp16", "bfloat16": "fp16"}
     weights = weight_dtype or weights
     kv = kv_dtype or kv
     return Precision(
-        weight_dtype=PROFILE_DTYPES.get(weights, weights),
-        kv_dtype=PROFILE_DTYPES.get(kv, kv),
+        weight_dtype=formats.get(weights, weights), kv_dtype=formats.get(kv, kv)
     )
 
 

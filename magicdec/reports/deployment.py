@@ -94,6 +94,11 @@ class Deployment:
         return self.candidate is None or self.candidate.step.is_captured
 
     @property
+    def computes_in_fp16(self) -> bool:
+        """Whether 16-bit numbers are fp16: as asked for, or on a device without bf16."""
+        return "fp16" in (self.weight_dtype, self.kv_dtype)
+
+    @property
     def num_nodes(self) -> int:
         """Nodes of one replica."""
         if self.candidate is None:
@@ -244,7 +249,7 @@ def heading(engine: str, plan: Deployment) -> list[str]:
             "Model names are magicdec's: put the checkpoint's path or Hugging Face name in their "
             "place."
         )
-    if plan.asked_weights not in (None, "bf16"):
+    if plan.asked_weights not in (None, "bf16", "fp16"):
         lines.append(
             f"Priced with weights in {plan.asked_weights}: serve a checkpoint in that format."
         )
@@ -330,7 +335,7 @@ def unsupported(engine: str, plan: Deployment) -> list[str]:
 
 
 def cache_note(plan: Deployment) -> list[str]:
-    if plan.kv_dtype in ("bf16", "fp32", "fp8"):
+    if plan.kv_dtype in ("bf16", "fp16", "fp32", "fp8"):
         return []
     return [
         f"Not supported: KV in {plan.kv_dtype}; the cache will take more memory than was planned."

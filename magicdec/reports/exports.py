@@ -158,6 +158,8 @@ def _vllm_limits(plan: Deployment) -> Words:
         words.append(["--max-model-len", str(plan.max_model_len)])
     if plan.weight_dtype == "fp32":
         words.append(["--dtype", "float32"])
+    if plan.computes_in_fp16:
+        words.append(["--dtype", "half"])
     if plan.site.is_cpu:
         words.append(["--enforce-eager"])
         if plan.cache_bytes is not None:
@@ -284,6 +286,8 @@ def _sglang(plan: Deployment) -> str:
     ]
     if not plan.is_captured:
         words.append(["--cuda-graph-max-bs", str(plan.rank_batch)])
+    if plan.computes_in_fp16:
+        words.append(["--dtype", "half"])
     if plan.kv_dtype == "fp8":
         words.append(["--kv-cache-dtype", "fp8_e4m3"])
     lines += unsupported("sglang", plan)
@@ -385,6 +389,8 @@ def _trtllm(plan: Deployment) -> str:
     name = shlex.quote(plan.name)
     serve = f"trtllm-serve {name} {flags} --max_batch_size {plan.rank_batch}"
     body = list(spread)
+    if plan.computes_in_fp16:
+        body.append("dtype: float16")
     if not plan.is_captured:
         body += [
             "cuda_graph_config:",

@@ -151,6 +151,8 @@ class Device(
     memory_bytes: float
     memory_bytes_per_s: float
     flops_per_s: dict[str, float]
+    has_bf16: bool = True
+    """Whether it computes in bf16; where not, fp16 takes its place, at the rate listed for bf16."""
     num_multiprocessors: int = 1
     l2_bytes: float = 0.0
     link: Link = Link(bytes_per_s=1e9)

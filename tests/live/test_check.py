@@ -190,6 +190,24 @@ def test_settings_that_cost_are_named_without_a_price_where_nothing_fits() -> No
     assert sorted(priced) == sorted(setting.change for setting in result.changes)
 
 
+@pytest.mark.parametrize(
+    ("written", "is_wrong", "is_noted"),
+    [
+        ("", False, True),
+        ("--dtype half", False, False),
+        ("--dtype bfloat16", True, False),
+    ],
+)
+def test_a_device_without_bf16_is_said(
+    written: str, is_wrong: bool, is_noted: bool
+) -> None:
+    text = f"vllm serve Qwen/Qwen3-0.6B {written}"
+    result = checked(text, hardware="t4", batch=1, context_len=1024)
+    words = "t4-16gb cannot compute in bf16"
+    assert any(words in problem for problem in result.problems) == is_wrong
+    assert any(words in note for note in result.notes) == is_noted
+
+
 def test_the_device_that_is_assumed_holds_the_model() -> None:
     """The first of the usual ones that does; the first of all where none does."""
     for tp, device in ((1, "h100"), (4, "b200")):

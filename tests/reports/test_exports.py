@@ -307,6 +307,33 @@ def test_the_cache_has_the_format_that_was_priced(engine: str, flag: str) -> Non
     assert flag not in export(engine, planned(engine))
 
 
+@pytest.mark.parametrize(
+    ("engine", "flag"),
+    [
+        ("vllm", "--dtype half"),
+        ("sglang", "--dtype half"),
+        ("trtllm", "dtype: float16"),
+    ],
+)
+def test_a_device_without_bf16_is_served_in_fp16(engine: str, flag: str) -> None:
+    plans = {}
+    for device in ("t4", "l4"):
+        request = PlanRequest(
+            model="qwen3-0.6b",
+            hardware=(device,),
+            engine=engine,
+            batch_sizes=(1,),
+            context_lens=(1024,),
+            draft="ngram",
+            reaches="none",
+        )
+        plans[device] = make_plan(request)
+    assert flag in export(engine, plans["t4"])
+    assert flag not in export(engine, plans["l4"])
+    assert any("cannot compute in bf16" in note for note in plans["t4"].key_notes)
+    assert not any("bf16" in note for note in plans["l4"].notes)
+
+
 @pytest.mark.parametrize("engine", ENGINE_TITLES)
 def test_comments_fit_a_terminal_and_state_the_whole_request(engine: str) -> None:
     document = planned(engine, gen_len=300, price_per_hour_usd=2.0, draft="eagle3")

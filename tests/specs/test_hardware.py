@@ -188,6 +188,13 @@ def test_devices_known_by_their_datasheet_alone_say_so():
         )
 
 
+def test_gpus_before_ampere_have_no_bf16():
+    for name in hardware_names():
+        device = load_hardware(name)
+        is_older = device.generation in ("pascal", "volta", "turing")
+        assert device.has_bf16 != is_older, name
+
+
 def test_a_gpu_without_its_multiprocessors_is_refused(tmp_path):
     (tmp_path / "mine.toml").write_text(
         'name = "mine"\nkind = "gpu"\nmemory_bytes = 48e9\nmemory_bytes_per_s = 864e9\n'

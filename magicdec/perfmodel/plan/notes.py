@@ -54,6 +54,7 @@ def notes(
         *_on_pool(case, best),
         *_on_spread(case, answer),
         *_on_kernels(cases),
+        *_on_formats(cases),
         *_on_devices(cases, best),
         *_on_engine(case, best),
         *_on_hits(case, best),
@@ -131,6 +132,19 @@ def _on_devices(cases: list[Case], best: Candidate) -> Iterator[str]:
         yield (
             f"{cases[0].model.name} with {cases[0].precision.weight_dtype} weights needs at least "
             f"{either(devices)}; with --weight-dtype {formats_text} it fits on {fewest}"
+        )
+
+
+def _on_formats(cases: list[Case]) -> Iterator[str]:
+    """Devices that do not compute in the format that checkpoints are published in."""
+    lacking = []
+    for case in cases:
+        if not case.hardware.has_bf16:
+            lacking.append(case.hardware.name)
+    if lacking:
+        yield (
+            f"{', '.join(lacking)} cannot compute in bf16: planned in fp16, of as many bytes "
+            "(engines: --dtype half, as exports say)"
         )
 
 
