@@ -56,7 +56,7 @@ CLAIMS = {
     "not understood": ("not_understood", "command.engine"),
     "without effect": ("command.without_effect",),
 }
-"""Of each kind of line, the fields that it hangs on and no other."""
+"""The fields that each kind of line hangs on, and no other."""
 
 
 class TextLine(NamedTuple):

@@ -42,6 +42,7 @@ from magicdec.perfmodel.plan.outlook import Draws, draws_of
 from magicdec.perfmodel.plan.request import (
     Case,
     PlanRequest,
+    check_starts,
     engine_of,
     lengths_of,
     resolve,
@@ -119,7 +120,7 @@ def make_plan(request: PlanRequest, progress: Progress = lambda _: None) -> Plan
     Raises:
         ConfigError: an impossible combination; the message names the nearest that works.
         CapacityError: the model fits on no number of the devices, or not with this batch and
-        context.
+        context, or the engine does not start on them.
     """
     if isinstance(request.model, ModelSpec):
         model = request.model
@@ -154,6 +155,7 @@ def _under_arrivals(request: PlanRequest, model: ModelSpec, progress: Progress) 
     settled = plan_traffic(request, model, progress)
     load = settled.traffic.best
     case = settled.layout.case
+    check_starts(case)
     case = dataclasses.replace(
         case,
         request=msgspec.structs.replace(case.request, num_gpus=load.num_gpus),
@@ -219,6 +221,7 @@ def answered(
                 ways.append(with_best_settings(way))
             tried.append(ways[0])
             try:
+                check_starts(ways[0])
                 answer = best_of_layouts(ways, lacking)
             except CapacityError as error:
                 refused.append(str(error))

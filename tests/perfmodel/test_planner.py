@@ -782,3 +782,17 @@ def test_without_a_context_a_model_is_planned_at_the_longest_that_it_reads() -> 
     asked = msgspec.structs.replace(request, context_lens=(32_768,))
     with pytest.raises(CapacityError, match="olmo-2-7b reads at most 4096 tokens"):
         make_plan(asked)
+
+
+def test_no_plan_is_of_a_device_that_the_engine_does_not_start_on() -> None:
+    asked: dict[str, Any] = {
+        "model": "qwen3-0.6b",
+        "batch_sizes": (1,),
+        "context_lens": (1024,),
+        "reaches": "none",
+    }
+    with pytest.raises(CapacityError, match=r"vllm does not start on p40-24gb.*llama"):
+        make_plan(PlanRequest(**asked, hardware=("p40",)))
+    plan = make_plan(PlanRequest(**asked, hardware=("p40", "t4")))
+    assert [case.hardware for case in plan.cases] == ["t4-16gb"]
+    assert any("does not start on p40" in note for note in plan.key_notes)

@@ -146,7 +146,9 @@ def test_a_number_behind_a_device_is_its_count_too(text):
 
 
 def test_a_device_with_the_number_of_others_names_these():
-    with pytest.raises(ConfigError, match="rtx-a6000-48gb or rtx-pro-6000-96gb"):
+    with pytest.raises(
+        ConfigError, match="rtx-a6000-48gb, rtx-pro-6000-96gb or rtx-pro"
+    ):
         load_hardware("RTX 6000 Turbo")
 
 
@@ -186,6 +188,65 @@ def test_devices_known_by_their_datasheet_alone_say_so():
         assert {"memory_bytes", "memory_bytes_per_s", "flops_per_s", "link"} <= set(
             device.sources
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("8xtpu-v5e", "tpu-v5e is not covered"),
+        ("ct6e-standard-4t", "is not covered"),
+        ("trn2.48xlarge", "is not covered"),
+        ("inferentia2", "--hardware FILE.toml"),
+        ("gaudi", "did you mean gaudi2 or gaudi3"),
+        ("mi50", "magicdec hardware lists"),
+        ("b100", "magicdec hardware lists"),
+        ("h200x", "did you mean h200"),
+    ],
+)
+def test_an_unknown_device_is_not_taken_for_one_of_another_number(name, words):
+    with pytest.raises(ConfigError) as caught:
+        load_hardware(name)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("driver_name", "device"),
+    [
+        ("NVIDIA RTX 4000 Ada Generation", "rtx-4000-ada-20gb"),
+        ("NVIDIA RTX 4000 SFF Ada Generation", "rtx-4000-sff-ada-20gb"),
+        ("NVIDIA RTX 4500 Ada Generation", "rtx-4500-ada-24gb"),
+        ("NVIDIA RTX 5000 Ada Generation", "rtx-5000-ada-32gb"),
+        ("NVIDIA RTX PRO 4500 Blackwell", "rtx-pro-4500-32gb"),
+        ("NVIDIA RTX PRO 5000 Blackwell", "rtx-pro-5000-48gb"),
+        (
+            "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+            "rtx-pro-6000-max-q-96gb",
+        ),
+        ("NVIDIA GH200 144G HBM3e", "gh200-144gb"),
+        ("Tesla P100-PCIE-16GB", "p100-pcie-16gb"),
+        ("Tesla P100-SXM2-16GB", "p100-sxm-16gb"),
+        ("Tesla P40", "p40-24gb"),
+        ("AMD Instinct MI350X", "mi350x-288gb"),
+        ("AMD Instinct MI300A", "mi300a-128gb"),
+        ("AMD Instinct MI100", "mi100-32gb"),
+    ],
+)
+def test_a_driver_s_name_is_its_device(driver_name, device):
+    assert load_hardware(driver_name).name == device
+
+
+def test_professional_cards_multiply_at_four_times_their_fp32_rate():
+    """As NVIDIA's whitepapers of Ada and of RTX Blackwell have it: 512 products and sums of fp16 a
+    multiprocessor and clock, where 128 cores have one of fp32 each."""
+    for name in hardware_names():
+        device = load_hardware(name)
+        is_card = name.startswith("rtx-pro-") or "-ada-" in name
+        if device.generation in ("ada", "blackwell") and is_card:
+            assert device.flops_per_s["bf16"] == pytest.approx(
+                4.0 * device.flops_per_s["fp32"], rel=0.01
+            ), name
+            clock_hz = device.flops_per_s["fp32"] / (256 * device.num_multiprocessors)
+            assert 1.5e9 < clock_hz < 2.7e9, name
 
 
 def test_gpus_before_ampere_have_no_bf16():

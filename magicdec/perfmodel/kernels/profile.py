@@ -54,7 +54,9 @@ if TYPE_CHECKING:
 DATASHEETS = HARDWARE_DIRECTORY / "datasheet"
 """Devices of which nothing was measured."""
 INSTANCES_FILE = HARDWARE_DIRECTORY.parent / "instances.toml"
-OTHER_HARDWARE = "magicdec hardware lists the known; a TOML file does too"
+OTHER_HARDWARE = (
+    "magicdec hardware lists the known; a TOML file does too (docs/extending.md)"
+)
 AnyCurve = TypeVar("AnyCurve", bound=Curve)
 
 
@@ -156,6 +158,10 @@ UNTOLD_WORDS = VENDORS | {"gpu", "generation", "hbm2", "hbm2e", "hbm3", "hbm3e",
 """Words of a device's name that tell no device, in whatever order it is written."""
 BRANDS = ("rtx", "rx", "radeon", "apple", "arc", "sxm")
 """Words of a device's name that people leave out: no other device is told apart by them alone."""
+OTHER_ACCELERATORS = re.compile(
+    r"tpu|trillium|ironwood|\bv\d+[ep]\b|\bct\d|trainium|\btrn\d|inferentia|\binf\d|neuron"
+)
+"""Names of accelerators, and of their cloud instances, that no engine here drives as a GPU."""
 COUNTED = re.compile(
     r"(?:(?P<nodes>\d+)\s*[x*]\s*)?(?P<count>\d+)\s*[x*]\s*(?P<name>.*)"
 )
@@ -311,14 +317,36 @@ def _unknown_hardware(given: str) -> ConfigError:
         if same:
             meant = either(same)
             return ConfigError(f"unknown hardware '{given}': did you mean {meant}?")
+    if OTHER_ACCELERATORS.search(given.lower()):
+        return ConfigError(
+            f"{given} is not covered: kernels and engines of TPUs, Trainium and Inferentia were not "
+            "modelled; --hardware FILE.toml plans a device by its ceilings alone (docs/extending.md)"
+        )
     known = hardware_aliases()
+    numbered = re.findall(r"[a-z]*\d+", given.lower())
+    if numbered:  # another letter or number is another device
+        known = {
+            alias: name
+            for alias, name in known.items()
+            if any(
+                word.startswith(part)
+                for part in re.findall(r"[a-z]*\d+", alias)
+                for word in numbered
+            )
+        }
     words = [word for word in given.split() if word.lower() not in VENDORS]
     if not closest(given, known):  # a driver's name has more words than ours
         beginnings = ("-".join(words[:length]).lower() for length in (3, 2, 1))
         like = next((name for name in beginnings if name in known), None)
         if like is not None:
             return ConfigError(f"unknown hardware '{given}': did you mean {like}?")
-    return unknown_choice("hardware", given, known, or_else=OTHER_HARDWARE)
+    by_device: dict[str, str] = {}
+    for alias in closest(given, known):
+        by_device.setdefault(known[alias], alias)
+    hint = OTHER_HARDWARE
+    if by_device:
+        hint = f"did you mean {either(list(by_device.values()))}?"
+    return ConfigError(f"unknown hardware '{given}': {hint}")
 
 
 def _load_file(path: Path) -> HardwareProfile:

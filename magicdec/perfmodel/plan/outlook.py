@@ -307,7 +307,7 @@ def _log_time(of: Compared, draws: dict[str, Array]) -> Array:
 
 
 def _own_error(prediction: Prediction) -> Array:
-    """What is left of the error of a speedup, which rows state, without those of kernels and reports."""
+    """The error of a speedup, which rows state, without those of kernels and reports."""
     setup = prediction.setup
     terms = prediction.terms
     tp_size = prediction.points.tp

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.errors import ConfigError
+from magicdec.errors import CapacityError, ConfigError
+from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.acceptance.assumed import Question
@@ -362,6 +363,16 @@ def engine_of(request: PlanRequest, hardware: str | HardwareProfile) -> EnginePr
     if hardware.kind == "cpu":
         return load_engine(DEFAULT_CPU_ENGINE)
     return load_engine(DEFAULT_ENGINE)
+
+
+def check_starts(case: Case) -> None:
+    """Raises CapacityError for a device that the serving engines dropped."""
+    engine = case.engine.name.partition("@")[0]
+    if case.hardware.generation == "pascal" and engine in ENGINE_TITLES:
+        raise CapacityError(
+            f"{engine} does not start on {case.hardware.name}: Pascal's compute capability, 6, is "
+            "below what it needs (7 or more); llama.cpp runs there (magicdec check 'llama-server ...')"
+        )
 
 
 def resolve(
