@@ -257,6 +257,7 @@ def test_an_origin_names_what_was_published(task: str) -> None:
             assert origin.startswith("assumed from")
             known = {at.checkpoint if is_head else at.model for at in of_kind}
             assert str(len(known)) in origin.split()
+            assert "  " not in origin
             continue
         drafts = {at.draft for at in own}
         which = f"{len(drafts)} heads of this model"

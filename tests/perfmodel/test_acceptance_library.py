@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 
 import pytest
 
 from magicdec.counts import expected_tokens_per_step
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, default_profile
+from magicdec.perfmodel.acceptance import (
+    PROFILES_DIRECTORY,
+    MeasuredProfile,
+    default_profile,
+    load_profile,
+    published_drafts,
+)
 from magicdec.perfmodel.planner import PlanRequest, make_plan
 
 with (PROFILES_DIRECTORY / "published.csv").open(encoding="utf-8", newline="") as file:
@@ -138,3 +145,59 @@ def test_a_narrower_copy_of_the_target_is_ranked_by_its_published_acceptance() -
         row.draft
         for row in make_plan(PlanRequest(**case, draft_weight_dtype="bf16")).candidates
     }
+
+
+def shipped() -> list[MeasuredProfile]:
+    found = []
+    for path in sorted(PROFILES_DIRECTORY.glob("*.json")):
+        profile = load_profile(path)
+        assert isinstance(profile, MeasuredProfile)
+        found.append(profile)
+    return found
+
+
+@pytest.mark.parametrize("temperature", [None, 0.0, 0.4, 1.0])
+def test_a_shipped_profile_is_the_targets_own_else_its_familys_with_a_wider_error(
+    temperature: float | None,
+) -> None:
+    """Of several the one measured nearest to the temperature; in the words of the tables."""
+    profiles = shipped()
+    models = {name for each in profiles for name in (each.model, *each.applies_to)}
+    sorts = {(each.draft, each.draft_method, each.draft_weight_dtype) for each in profiles}  # fmt: skip
+    for model in sorted(models):
+        for draft, method, weight_dtype in sorted(sorts):
+            of_sort = [
+                each for each in profiles
+                if (each.draft, each.draft_method, each.draft_weight_dtype) == (draft, method, weight_dtype)
+            ]  # fmt: skip
+            own = [each for each in of_sort if each.model == model]
+            family = [each for each in of_sort if model in each.applies_to]
+            found = default_profile(model, method, draft, temperature, weight_dtype)
+            if not (own or family):
+                assert found is None
+                continue
+            assert isinstance(found, MeasuredProfile)
+            candidates = own or family
+
+            def away(profile: MeasuredProfile) -> float:
+                if temperature is None or profile.temperature is None:
+                    return 0.0
+                return abs(profile.temperature - temperature)
+
+            nearest = min(candidates, key=away)
+            if own:
+                assert found == nearest
+                continue
+            assert found.carried_from == nearest.model
+            assert found.model == model
+            assert found.law == nearest.law
+            assert found.error.log_rejection == pytest.approx(
+                math.hypot(nearest.error.log_rejection, nearest.carried_error)
+            )
+            assert found.error.depth == nearest.error.depth
+        pairs = published_drafts(model)
+        assert set(pairs) == {
+            (each.draft, each.draft_method)
+            for each in profiles
+            if model in (each.model, *each.applies_to) and not each.draft_weight_dtype
+        }

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicdec.api import request_of
-from magicdec.errors import CapacityError
+from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.rate import capacity, load
 from magicdec.perfmodel.rate.layouts import served_layouts
 from magicdec.perfmodel.rate.load import Load
 from magicdec.perfmodel.rate.replica import Replica
-from magicdec.perfmodel.rate.requests import Schedule, alike
+from magicdec.perfmodel.rate.requests import Schedule, alike, read_requests
 from magicdec.perfmodel.rate.simulate import Server, simulate
 from magicdec.perfmodel.rate.trials import Trial
 from magicdec.perfmodel.setup import Setup
@@ -412,3 +414,40 @@ def test_an_overload_has_neither_percentiles_nor_their_ends(trial: Trial) -> Non
     beyond = capacity._full_point(far)
     assert beyond.overloaded
     assert beyond.ttft_p95_low_s is beyond.ttft_p95_high_s is beyond.ttft is None
+
+
+# What is said of a request
+
+
+@pytest.mark.parametrize("place", [1, 2, 5])
+def test_a_request_that_is_too_long_is_named_by_its_place(
+    place: int, tmp_path: Path
+) -> None:
+    """By prompt and output together, against the model and against the cache."""
+    path = tmp_path / "trace.csv"
+    rows = [f"{n},{5000 - n},{10 + n}" for n in range(1, 6)]
+    rows[place - 1] = f"{place},131000,73"
+    path.write_text("\n".join(["arrival,prompt,output", *rows]))
+    asked = request_of(
+        model="llama-3.1-8b", hardware="h100-sxm-80gb", draft="none", requests=path
+    )
+    with pytest.raises(ConfigError, match=f"request {place} of .* has 131073 tokens"):
+        Load.of(asked, MODEL)
+    requests = alike(5, prompt_len=100, output_len=9)
+    requests.prompt_len[place - 1] = 10**8
+    requests.output_len[-1] += 1
+    with pytest.raises(CapacityError, match=rf"request {place} \(100000000 \+ "):
+        Server.of(ALONE, requests)
+    rows = [f"{n},50,10" for n in (3, 4, 9, 7, 8)]
+    path.write_text("\n".join(["arrival,prompt,output", *rows]))
+    with pytest.raises(ConfigError, match=r":5: arrives at 7, before .* \(9\)"):
+        read_requests(path)
+
+
+def test_shares_of_a_curve_rise_through_the_asked_rate_without_a_gap() -> None:
+    for shares in (capacity.SHARES, capacity.SHARES_OF_SCHEDULES):
+        assert 1.0 in shares
+        assert 0.0 < shares[0] < 0.5
+        assert 1.5 < shares[-1] < 2.0
+        for low, high in pairwise(shares):
+            assert low < high <= 2.0 * low
