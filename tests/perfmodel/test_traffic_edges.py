@@ -451,3 +451,37 @@ def test_shares_of_a_curve_rise_through_the_asked_rate_without_a_gap() -> None:
         assert 1.5 < shares[-1] < 2.0
         for low, high in pairwise(shares):
             assert low < high <= 2.0 * low
+
+
+@given(
+    kept=st.lists(
+        st.tuples(st.integers(1, 8), st.integers(1, 6)), min_size=1, max_size=2
+    ),
+    schedule=st.sampled_from([6.0, "2@0,10@100"]),
+)
+def test_curves_are_of_each_layout_on_the_devices_of_the_best(
+    kept: list[tuple[int, int]], schedule: Any
+) -> None:
+    asked = load_of(rate=schedule)
+    answers = [
+        capacity.SizedLayout(
+            trial=Told(asked, told_layout(num_gpus, 1.0, 1.0, 1)),  # type: ignore[arg-type]
+            replicas=replicas,
+        )
+        for num_gpus, replicas in kept
+    ]
+    for answer in answers:
+        answer.layout.option = None  # type: ignore[misc]
+    best = answers[-1]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(capacity, "_in_parallel", lambda call, jobs, *_: jobs)
+        jobs = capacity._curves(answers, best, lambda _: None)
+    shares = capacity.SHARES
+    if schedule != 6.0:
+        shares = capacity.SHARES_OF_SCHEDULES
+    expected = [
+        (answer.trial, max(best.num_gpus // answer.layout.row.num_gpus, 1), share * 6.0)
+        for answer in answers
+        for share in shares
+    ]
+    assert jobs == expected

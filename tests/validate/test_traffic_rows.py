@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -279,3 +280,53 @@ def test_rows_that_take_more_than_the_allowed_work_end_the_command(
     monkeypatch.setattr(traffic, "MOST_LOAD_WORK", 10)
     with pytest.raises(CapacityError, match="more than 10 passes"):
         validate_traffic([path])
+
+
+@pytest.mark.parametrize("edge", [0, 1, 2, 3, 37, 64, 100, 101, 333, 900, 1024])
+@pytest.mark.parametrize("limit", ["ttft", "tpot", "one token"])
+def test_the_most_users_are_found_to_a_hundredth(edge: int, limit: str) -> None:
+    """By trying every number; an output of one token has no time between tokens."""
+
+    def closed(users: int, *, work: PassLimit) -> Any:
+        over = 2.0 if users > edge else 1.0
+        ttft_s = np.full(5, 2.0 * over if limit != "tpot" else 0.0)
+        tpot_s = np.full(5, 0.05 * over if limit == "tpot" else 0.0)
+        if limit == "one token":
+            tpot_s = np.empty(0)
+        return SimpleNamespace(ttft_s=ttft_s, tpot_s=tpot_s)
+
+    load: Any = SimpleNamespace(closed=closed)
+    found = traffic._most_users(load, PassLimit(9))
+    assert found <= edge
+    assert edge - found <= edge / 100.0
+
+
+def test_each_stated_figure_is_compared_and_no_other() -> None:
+    predicted = {"ttft_p50_ms": 30.0, "tpot_mean_ms": 9.0, "output_tok_s": 50.0}
+    stated = {"ttft_p50_ms": 40.0, "output_tok_s": 40.0, "e2e_p50_ms": 1.0}
+    for load, at in ((row(rate_rps=2.5, **stated), "2.5/s"), (row(concurrency=3, **stated), "3 users")):  # fmt: skip
+        found = traffic._compared(load, predicted)
+        assert [each["metric"] for each in found] == ["ttft_p50_ms", "output_tok_s"]
+        assert [each["error"] for each in found] == pytest.approx([-0.25, 0.25])
+        for each in found:
+            assert each["load"].endswith(f"/tp 1/100+20, {at}")
+            assert each["table"] == load.table
+    unstated = row(rate_rps=2.5, ttft_p50_ms=0.0)
+    assert traffic._compared(unstated, predicted) == []
+    assert row(concurrency=1024).users == 1024
+
+
+def test_errors_are_grouped_by_table_and_figure() -> None:
+    """In the order in which they come; largest loads have a group of their own."""
+    rows = [
+        {"table": "open loop", "metric": "ttft_p50_ms", "error": error}
+        for error in (0.1, -0.3, 0.2)
+    ]
+    rows.append({"table": "closed loop", "metric": "ttft_p50_ms", "error": 0.5})
+    groups = traffic._groups(rows, [{"predicted": 90, "measured": 100}])
+    assert [group["name"] for group in groups] == [
+        "open loop/ttft_p50_ms",
+        "closed loop/ttft_p50_ms",
+        "largest load within limits",
+    ]
+    assert [group["median_error"] for group in groups] == pytest.approx([0.2, 0.5, 0.1])
