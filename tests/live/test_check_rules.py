@@ -1,0 +1,551 @@
+"""What a check says first and how sure it is, each rule by its definition over made-up changes and rows."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magicdec.counts import Z_90
+from magicdec.errors import ConfigError
+from magicdec.live import check, check_text, settings
+from magicdec.live.check import AskedLoad, Check
+from magicdec.live.settings import Change
+from magicdec.schema import Gain
+from magicdec.specs import (
+    ServeCommand,
+    load_engine,
+    load_model_spec,
+    read_serve_command,
+)
+from tests.perfmodel.cases import case_of, found_of
+
+NAME = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def command_of(*options: str, engine: str = "vllm serve") -> ServeCommand:
+    return read_serve_command(" ".join([engine, NAME, *options]))
+
+
+PLAIN = command_of()
+
+
+@st.composite
+def some_change(draw: st.DrawFn) -> Change:
+    kind = draw(st.sampled_from(["cost", "exactness", "gain"]))
+    gain = draw(st.none() | st.sampled_from([1.01, 1.02, 1.2, 1.21, 1.5]))
+    low = None if gain is None else gain * draw(st.sampled_from([0.6, 0.97, 0.999]))
+    high = None if gain is None else gain * draw(st.sampled_from([1.001, 1.1]))
+    return Change(
+        change="c", option="o", reason="r", gain=gain, gain_low=low, gain_high=high, kind=kind,
+        at_batch=draw(st.sampled_from([None, None, 4])), needs_gpus=draw(st.sampled_from([None, None, 8])),
+    )  # fmt: skip
+
+
+def check_of(changes: list[Change], **fields: Any) -> Check:
+    usual: dict[str, Any] = {
+        "command": PLAIN, "hardware": "h100-sxm-80gb", "num_gpus": 1, "batch_size": 8, "context_len": 4096,
+        "assumed": [], "as_it_is": found_of().drafts[0].rows[0], "without_draft": found_of().drafts[0].rows[0],
+        "changes": changes, "problems": [], "not_understood": [], "notes": [],
+    }  # fmt: skip
+    return Check(**usual | fields)
+
+
+def is_here(change: Change) -> bool:
+    return change.at_batch is None and change.needs_gpus is None
+
+
+# What comes first
+
+
+@given(changes=st.lists(some_change(), max_size=7))
+def test_sure_costs_come_before_what_is_not_exact_and_that_before_gains(
+    changes: list[Change],
+) -> None:
+    """Of each kind those with a price first, then those of this load; of gains the likely, of these the largest (and
+    what comes within 2 % of it), and of as large ones the surest."""
+    ordered = check.in_order(changes)
+    assert sorted(map(repr, ordered)) == sorted(map(repr, changes))
+    likely = [c.gain or 0.0 for c in changes if c.kind == "gain" and c.is_likely and is_here(c)]  # fmt: skip
+    largest = max(likely, default=0.0)
+
+    def rank(change: Change) -> tuple[Any, ...]:
+        kinds = {"cost": 0, "exactness": 1, "gain": 2}
+        is_gain = change.kind == "gain"
+        is_less = (change.gain or 0.0) * 1.02 < largest
+        sure = (change.gain_low if is_gain else change.gain) or 0.0
+        return (
+            kinds[change.kind], change.gain is None, not is_here(change), is_gain and not change.is_likely,
+            is_less, -sure,
+        )  # fmt: skip
+
+    ranks = [rank(change) for change in ordered]
+    assert ranks == sorted(ranks)
+
+
+@given(changes=st.lists(some_change(), max_size=5), problems=st.booleans(), runs=st.booleans())  # fmt: skip
+def test_the_change_to_make_is_the_first_that_costs_or_likely_gains_here(
+    changes: list[Change], problems: bool, runs: bool
+) -> None:
+    fields: dict[str, Any] = {"problems": ["p"] if problems else []}
+    if not runs:
+        fields["as_it_is"] = None
+    found = check_of(changes, **fields)
+    able = [c for c in changes if c.kind != "gain" or (c.is_likely and is_here(c))]
+    if problems and not runs:
+        assert found.first is None
+    else:
+        assert found.first is (able[0] if able else None)
+    first = found.first
+    if first is None:
+        assert found.advice == f"Keep it as it is: {found.why_keep}."
+    elif first.gain is None:
+        assert found.advice == "c: r."
+    else:
+        ends = f"{first.gain:.2f}x (90 %: {first.gain_low:.2f} to {first.gain_high:.2f})"  # fmt: skip
+        is_unsure = not (first.kind == "cost" or (first.gain_low or 0.0) > 1.0)
+        assert found.advice == f"c: {ends}" + ("; unsure, measure first." if is_unsure else ".")  # fmt: skip
+    assert found.headline == ("p" if problems else found.advice)
+    if any(c.needs_gpus is not None for c in changes):
+        assert found.why_keep == "no change gains on these devices"
+    elif any(c.gain is not None for c in changes):
+        assert found.why_keep == "no change is likely to gain"
+    else:
+        assert found.why_keep == "no change gains"
+
+
+@pytest.mark.parametrize(("low", "chance", "is_sure", "is_likely"), [
+    (1.001, None, True, True), (1.0, None, False, True), (0.7, 0.75, False, True), (0.7, 0.74, False, False),
+    (None, 0.9, False, False),
+])  # fmt: skip
+def test_three_to_one_is_likely_and_above_its_interval_is_sure(
+    low: float | None, chance: float | None, is_sure: bool, is_likely: bool
+) -> None:
+    change = Change(
+        change="c", option="o", reason="r", gain=1.2, gain_low=low, gain_high=1.4, chance=chance
+    )  # fmt: skip
+    assert (change.is_sure, change.is_likely) == (is_sure, is_likely)
+
+
+# Gains over what runs
+
+
+def gain_of(row: Any, **fields: Any) -> Any:
+    gain = msgspec.structs.replace(row.decoding.gain, **fields)
+    return msgspec.structs.replace(row, decoding=msgspec.structs.replace(row.decoding, gain=gain))  # fmt: skip
+
+
+@given(
+    speedup=st.floats(0.6, 3.0),
+    low=st.floats(0.5, 1.0),
+    high=st.floats(1.0, 2.0),
+    pays=st.floats(0.0, 1.0),
+)
+def test_no_draft_gains_what_the_draft_loses(
+    speedup: float, low: float, high: float, pays: float
+) -> None:
+    row = found_of(draft="eagle3").drafts[1].rows[0]
+    own = gain_of(row, speedup=speedup, low=speedup * low, high=speedup * high, pays=pays)  # fmt: skip
+    over = check._over_draft(own)
+    assert over.gain * speedup == pytest.approx(1.0)
+    assert over.low * speedup * high == pytest.approx(1.0)
+    assert over.high * speedup * low == pytest.approx(1.0)
+    assert over.chance == pytest.approx(1.0 - pays)
+
+
+def test_a_draft_over_another_has_both_their_errors() -> None:
+    rows = found_of(draft="eagle3").drafts[1].rows
+    alone = found_of(draft="eagle3").drafts[0].rows[0]
+    row, now = rows[1], rows[0]
+    over = check._over(row, alone, None)
+    gain = row.gain
+    assert over[1:] == (gain.low, gain.high, gain.probability)
+    assert over.gain == pytest.approx(row.rate / alone.rate)
+    both = check._over(row, now, None)
+    deviations = [math.log(each.gain.high / each.gain.low) / (2 * Z_90) for each in (row, now)]  # fmt: skip
+    width = math.exp(Z_90 * math.hypot(*deviations))
+    assert both.gain == pytest.approx(row.rate / now.rate)
+    assert both.high / both.gain == pytest.approx(width)
+    assert both.gain / both.low == pytest.approx(width)
+    times = np.linspace(0.5, 1.5, 101)
+    draws: Any = SimpleNamespace(times_as_fast=lambda *_: times)
+    drawn = check._over(row, now, draws)
+    assert (drawn.low, drawn.high) == pytest.approx((0.55, 1.45))
+    assert drawn.chance == pytest.approx(50 / 101)
+
+
+def drafted_of(**fields: Any) -> check.Drafted:
+    question: dict[str, Any] = {"draft": "eagle3", "acceptance_rate": 0.7, **fields}
+    case = case_of(**question)
+    row = found_of(**question).drafts[1].rows[0]
+    return check.Drafted(row=row, case=case, option=case.options[0], gamma=row.gamma)
+
+
+@pytest.mark.parametrize("gen_len", [0, 200])
+def test_another_gamma_gains_what_the_plan_says(gen_len: int) -> None:
+    """With the interval of decoding over the part of the time that decodes."""
+    drafted = drafted_of(gen_len=gen_len, gamma=2)
+    assert drafted.row is not None
+    rows = drafted.gammas(8).rows
+    assert [row.gamma for row in rows] == list(range(1, 13))
+    now = rows[1]
+    for other in rows[:5]:
+        over = drafted.over(other, now)
+        assert over.gain == pytest.approx(other.rate / now.rate)
+        assert over.low <= over.gain <= over.high
+        if other is now:
+            assert (over.low, over.high) == pytest.approx((1.0, 1.0), abs=1e-5)
+    if gen_len:
+        plain = drafted_of(gamma=2)
+        narrow = drafted.over(rows[4], now)
+        wide = plain.over(plain.gammas(8).rows[4], plain.gammas(8).rows[1])
+        assert narrow.high / narrow.low < wide.high / wide.low
+    best, over = drafted.best_at(8)
+    fastest = max(rows, key=lambda row: row.rate)
+    assert best == (fastest.gamma if fastest.gain.speedup >= 1.0 else 0)
+    assert over.gain >= 1.0 - 1e-9
+    poor = drafted_of(acceptance_rate=0.05, gamma=2)
+    gamma, over = poor.best_at(8)
+    own = next(row for row in poor.gammas(8).rows if row.gamma == 2)
+    assert gamma == 0
+    assert over == check._over_draft(own)
+
+
+def test_the_best_draft_of_rows_is_one_that_runs() -> None:
+    rows = found_of(draft="eagle3").drafts[1].rows
+    alone = found_of(draft="eagle3").drafts[0].rows[0]
+    fastest = max(rows, key=lambda row: row.rate)
+    (change,) = check._best_draft(command_of(), rows, alone, "Speculate")
+    assert change.change.startswith("Speculate with EAGLE-3, ")
+    assert f"{fastest.gamma} token" in change.change
+    assert change.gain == pytest.approx(fastest.rate / alone.rate)
+    assert json.loads(change.option.split("'")[1])["num_speculative_tokens"] == fastest.gamma  # fmt: skip
+    for fields in ({"needs_plugin": True}, {"is_hypothetical": True}, {"gamma": 0}):
+        others = [
+            msgspec.structs.replace(row, drafting=msgspec.structs.replace(row.drafting, **fields))
+            for row in rows
+        ]  # fmt: skip
+        assert check._best_draft(command_of(), others, alone, "Draft") == []
+    full = msgspec.structs.replace(fastest, memory=msgspec.structs.replace(fastest.memory, fits=False))  # fmt: skip
+    assert check._best_draft(command_of(), [full], alone, "Draft") == []
+    assert check._best_draft(command_of(), [], alone, "Draft") == []
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp"])
+@pytest.mark.parametrize("gamma", [1, 5])
+def test_an_option_of_gamma_is_the_engines_own(engine: str, gamma: int) -> None:
+    command: Any = SimpleNamespace(engine=engine, read={}, speculation=None)
+    text = check._gamma_option(command, gamma)
+    expected = {
+        "vllm": f'"num_speculative_tokens": {gamma}',
+        "sglang": f"--speculative-num-steps {gamma} --speculative-num-draft-tokens {gamma + 1}",
+        "trtllm": f"max_draft_len: {gamma}", "llama.cpp": f"--spec-draft-n-max {gamma}",
+    }[engine]  # fmt: skip
+    assert expected in text
+    if engine == "sglang":
+        command.speculation = SimpleNamespace(draft="ngram")
+        assert "steps" not in check._gamma_option(command, gamma)
+    if engine == "vllm":
+        command.read = {"--speculative-config": '{"method": "eagle3", "num_speculative_tokens": 9}'}  # fmt: skip
+        told = json.loads(check._gamma_option(command, gamma).split("'")[1])
+        assert told == {"method": "eagle3", "num_speculative_tokens": gamma}
+
+
+def test_users_beyond_what_fits_get_devices_and_requests_wait() -> None:
+    """By what memory holds; a preempting engine reads prompts again, up to each one once."""
+    fields: dict[str, Any] = {"batch": 400, "context_len": 8192, "hardware": "h100", "gen_len": 100}  # fmt: skip
+    load = AskedLoad(**fields)
+    model = load_model_spec("llama-3.1-8b")
+    command = command_of("--max-num-seqs 300")
+    request = check._request(command, load, model, [], [])
+    changes = check._on_batches(command, load, request, model)
+    case = case_of(draft="none", context_lens=(8192,), gen_len=100)
+    fits = int(case.largest_batches()[0])
+    devices, expected = changes
+    assert expected.option == f"--max-num-seqs {fits}"
+    assert expected.change == f"Expect {fits} sequences at once, not 300"
+    assert expected.kind == "cost"
+    assert expected.gain is not None
+    assert expected.gain_high is not None
+    assert expected.gain_low == 1.0
+    assert expected.gain - 1.0 == pytest.approx((expected.gain_high - 1.0) / 2.0)
+    assert devices.needs_gpus == 8 or devices.needs_gpus in (2, 4)
+    assert devices.gain is not None
+    assert devices.gain > 1.0
+    few = command_of("--max-num-seqs 4")
+    asked = AskedLoad(**fields | {"batch": 30})
+    request = check._request(few, asked, model, [], [])
+    (wider,) = check._on_batches(few, asked, request, model)
+    assert wider.change == "Serve 30 users at once, not 4"
+    assert wider.option == "--max-num-seqs 30"
+    assert wider.gain is not None
+    assert wider.gain > 1.0
+    right = AskedLoad(**fields | {"batch": 4})
+    request = check._request(few, right, model, [], [])
+    assert check._on_batches(few, right, request, model) == []
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    (None, None), ("auto", None), ("compressed-tensors", None), ("fp8", "fp8"), ("int8", "int8"),
+])  # fmt: skip
+def test_a_format_is_the_plans_or_the_checkpoints(
+    text: str | None, expected: str | None
+) -> None:
+    model = load_model_spec("llama-3.1-8b")
+    assert check._format("quantization", text, model) == expected
+    published = load_model_spec("deepseek-v3")
+    assert check._format("quantization", "fp8", published) is None
+    assert check._format("kv-cache-dtype", "fp8", published) == "fp8"
+    with pytest.raises(ConfigError, match="is not planned for"):
+        check._format("quantization", "odd", model)
+
+
+def test_a_task_brings_its_output_where_none_is_given() -> None:
+    usual = check.usual_lengths("code")
+    for gen_len, longest in ((0, 10**6), (7, 10**6), (0, 100)):
+        assumed: list[str] = []
+        load = AskedLoad(task="code", gen_len=gen_len)
+        context, output = check._lengths(load, longest, assumed)
+        assert context == min(usual.prompt_len, longest // 2)
+        assert output == (gen_len or min(usual.output_len, longest // 2))
+        assert len(assumed) == (1 if gen_len else 2)
+
+
+def test_an_acceptance_that_is_given_is_of_the_commands_own_draft() -> None:
+    model = load_model_spec("llama-3.1-8b")
+    config = {"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3}
+    drafting = command_of(f"--speculative-config '{json.dumps(config)}'")
+    load = AskedLoad(hardware="h100", batch=8, accept_length=2.5, drafted_share=1.0)
+    request = check._request(drafting, load, model, [], [])
+    assert (request.accept_length, request.drafted_share, request.gamma) == (2.5, 1.0, 3)  # fmt: skip
+    plain = check._request(command_of(), load, model, [], [])
+    assert (plain.accept_length, plain.gamma) == (None, None)
+    without = check._without_acceptance(request, gamma=None)
+    for name in ("accept_length", "drafted_share", "acceptance_rate", "gamma"):
+        assert getattr(without, name) is None
+
+
+# Settings
+
+
+def served_of(**question: Any) -> settings.Served:
+    found = found_of(**question).drafts[-1]
+    return settings.Served(
+        case=case_of(**question),
+        option=found.option,
+        row=found.rows[0],
+        gen_len=question.get("gen_len", 0),
+    )
+
+
+@pytest.mark.parametrize(("batch", "gamma"), [*product((1, 10), (0, 3))])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_graph_is_captured_up_to_its_size(
+    batch: int, gamma: int, engine: str
+) -> None:
+    """Of tokens in vLLM and of sequences elsewhere, up to the limit and not beyond."""
+    needed = batch * (gamma + 1) if engine == "vllm" else batch
+    for is_usual in (True, False):
+        row = SimpleNamespace(batch_size=batch, gamma=gamma, step=SimpleNamespace(is_captured=is_usual))  # fmt: skip
+        served: Any = SimpleNamespace(row=row)
+        for most, expected in ((None, is_usual), (needed, True), (needed - 1, False)):
+            command: Any = SimpleNamespace(engine=engine, captured_tokens=most)
+            assert settings._graph_size(command, served) == needed
+            assert settings._is_captured(command, served) == expected
+
+
+@given(first=st.floats(0.5, 3.0), second=st.floats(0.5, 3.0))
+def test_a_cost_lies_between_two_laws_and_never_gains(
+    first: float, second: float
+) -> None:
+    setting = Change(change="c", option="o", reason="r", gain=None, kind="cost")
+    found = settings._between(first, second, setting)
+    least = max(min(first, second), 1.0) - 1.0
+    most = max(first, second, 1.0) - 1.0
+    width = math.exp(Z_90 * 0.35)
+    assert found.gain is not None
+    assert found.gain_low is not None
+    assert found.gain_high is not None
+    assert found.gain == pytest.approx(1.0 + (least + most) / 2.0)
+    assert found.gain_low == pytest.approx(1.0 + least / width)
+    assert found.gain_high == pytest.approx(1.0 + most * width)
+    assert 1.0 <= found.gain_low <= found.gain <= found.gain_high
+
+
+@pytest.mark.parametrize(("cache", "context", "is_named"), [
+    (False, 1024, True), (False, 1023, False), (True, 4096, False), (None, 4096, False),
+])  # fmt: skip
+@pytest.mark.parametrize("gen_len", [0, 50])
+def test_prompts_read_anew_cost_what_they_share(
+    cache: bool | None, context: int, is_named: bool, gen_len: int
+) -> None:
+    """Of a request's time, the shares 0, a half and nine tenths of its prompt."""
+    row = SimpleNamespace(
+        tpot_s=0.01, decoding=SimpleNamespace(ttft_s=2.0), context_len=context, batch_size=4, gamma=0
+    )  # fmt: skip
+    engine = load_engine("vllm")
+    served: Any = SimpleNamespace(row=row, gen_len=gen_len, case=SimpleNamespace(engine=engine))  # fmt: skip
+    command: Any = SimpleNamespace(engine="vllm", has_prefix_cache=cache, chunk_tokens=None)  # fmt: skip
+    changes = list(settings._of_prompts(command, served))
+    assert bool(changes) == is_named
+    if changes:
+        (change,) = changes
+        whole_s = 2.0 + 0.01 * (gen_len or 256)
+        for gain, share in ((change.gain_low, 0.0), (change.gain, 0.5), (change.gain_high, 0.9)):  # fmt: skip
+            assert gain == pytest.approx(whole_s / (whole_s - share * 2.0))
+        assert "4096" in change.reason or "1024" in change.reason
+        assert change.kind == "gain"
+
+
+@pytest.mark.parametrize(("engine", "most", "is_named"), [
+    ("vllm", 39, True), ("vllm", 40, False), ("sglang", 1, False), ("vllm", None, False), ("vllm", 3, True),
+])  # fmt: skip
+def test_a_step_has_room_for_all_its_sequences_drafts(
+    engine: str, most: int | None, is_named: bool
+) -> None:
+    """Ten sequences of four tokens: with room for fewer, from a tenth of the loss to all of it."""
+    row = SimpleNamespace(batch_size=10, gamma=3)
+    served: Any = SimpleNamespace(row=row)
+    command: Any = SimpleNamespace(engine=engine, chunk_tokens=most)
+    changes = list(settings._of_step(command, served))
+    assert bool(changes) == is_named
+    if changes:
+        (change,) = changes
+        loss = 10 / max(most // 4, 1)  # type: ignore[operator]
+        assert change.gain == pytest.approx(math.sqrt(loss))
+        assert change.gain_low == pytest.approx(1.0 + 0.1 * (loss - 1.0))
+        assert change.gain_high == pytest.approx(loss)
+        assert change.option == "--max-num-batched-tokens 2048"
+        assert change.kind == "cost"
+
+
+def test_a_host_that_was_not_timed_has_vllms_times() -> None:
+    usual = load_engine("vllm")
+    assert settings.with_host_times(usual) == usual
+    other = load_engine("trtllm")
+    found = settings.with_host_times(other)
+    assert other.graphs.eager_host_layer_s == 0.0
+    for name in (
+        "piecewise_host_layer_s", "eager_host_layer_s", "eager_head_layer_s", "piecewise_layer_s", "piecewise_pass_s",
+    ):  # fmt: skip
+        assert getattr(found.graphs, name) == getattr(usual.graphs, name)
+    more_s = (usual.overheads.older_sequence_overhead_s or 0.0) - usual.overheads.sequence_overhead_s  # fmt: skip
+    if other.overheads.older_sequence_overhead_s is None:
+        older_s = found.overheads.older_sequence_overhead_s
+        assert older_s == pytest.approx(other.overheads.sequence_overhead_s + more_s)
+
+
+@pytest.mark.parametrize("question", [{"draft": "none"}, {"draft": "eagle3", "gamma": 2}])  # fmt: skip
+def test_a_setting_costs_the_times_of_the_engine_so_set(
+    question: dict[str, Any],
+) -> None:
+    served = served_of(**question)
+    engine = settings.with_host_times(served.case.engine)
+    slow = engine.as_set(settings.PathOptions(enforce_eager=True))
+    row = served.row_as(slow)
+    assert row is not None
+    assert (row.gamma, row.draft_budget) == (served.row.gamma, served.row.draft_budget)
+    setting = Change(change="c", option="o", reason="r", gain=None, kind="cost")
+    change = settings._cost(served, slow, setting, otherwise_s=None)
+    gain = row.tpot_s / served.row.tpot_s
+    assert change.gain == pytest.approx(max(gain, 1.0))
+    other_s = 0.5 * served.row.step_s
+    change = settings._cost(served, slow, setting, otherwise_s=other_s)
+    assert change.gain == pytest.approx((gain + 1.5) / 2.0)
+    assert not served.borrows_host_times
+    same = served.row_as(served.case.engine)
+    assert same is not None
+    assert same.tpot_s == pytest.approx(served.row.tpot_s)
+
+
+def test_what_is_set_otherwise_is_compared_alike() -> None:
+    assert settings.AsSet(between_tokens_s=0.02, without_draft_s=0.03).speedup == pytest.approx(1.5)  # fmt: skip
+    alone = served_of(draft="none")
+    assert settings.as_set(command_of(), alone, alone) is None
+    eager = settings.as_set(command_of("--enforce-eager"), alone, alone)
+    assert eager is not None
+    assert eager.between_tokens_s == eager.without_draft_s > alone.row.between_tokens_s
+    engine = settings.with_host_times(alone.case.engine)
+    row = alone.row_as(engine.as_set(settings.PathOptions(enforce_eager=True)))
+    assert row is not None
+    layers = alone.case.model.num_hidden_layers
+    other = 1.0 + engine.graphs.piecewise_s(layers) / alone.row.step_s
+    expected = (row.between_tokens_s + other * alone.row.between_tokens_s) / 2.0
+    assert eager.between_tokens_s == pytest.approx(expected)
+
+
+# In words
+
+
+@pytest.mark.parametrize(("fields", "text"), [
+    ({"kind": "exactness"}, "not exact"), ({"gain": None}, "not priced"), ({}, "1.20x (1.10 to 1.30)"),
+    ({"at_batch": 4}, "1.20x (1.10 to 1.30) at batch 4"), ({"needs_gpus": 8}, "1.20x (1.10 to 1.30) on 8 devices"),
+])  # fmt: skip
+def test_a_change_s_price_in_words(fields: dict[str, Any], text: str) -> None:
+    usual: dict[str, Any] = {"gain": 1.2, "gain_low": 1.1, "gain_high": 1.3}
+    change = Change(change="c", option="o", reason="r", **usual | fields)
+    assert check_text._gain(change) == text
+
+
+@given(changes=st.lists(some_change(), max_size=4), problems=st.booleans(), runs=st.booleans())  # fmt: skip
+def test_the_lines_hold_all_that_was_found_once(
+    changes: list[Change], problems: bool, runs: bool
+) -> None:
+    changes = [
+        msgspec.structs.replace(change, change=f"c{number}", option=f"o{number}", reason=f"r{number}")
+        for number, change in enumerate(changes)
+    ]  # fmt: skip
+    fields: dict[str, Any] = {
+        "problems": ["p"] if problems else [], "notes": ["n"], "assumed": ["a", "b"], "not_understood": ["--x"],
+    }  # fmt: skip
+    if not runs:
+        fields["as_it_is"] = None
+    found = check_of(changes, **fields)
+    lines = list(check_text.lines_of(found))
+    texts = [line.text for line in lines]
+    assert (texts[0] == "wrong: p") == problems
+    first = found.first
+    if first is not None or not problems:
+        assert found.advice in texts
+    elif runs:
+        assert f"Otherwise {found.why_keep}." in texts
+    for number, change in enumerate(changes):
+        options = [line for line in lines if line.text == f"o{number}"]
+        assert [line.is_option for line in options] == [True]
+        if change is not first:
+            assert f"- {check_text._gain(change)}: c{number}. R{number}." in texts
+    if first is not None and first.gain is not None:
+        assert f"why: {first.reason}" in texts
+    assert "assumed: a, b" in texts
+    assert "note: n" in texts
+    assert any(text.startswith("not understood (") and text.endswith("): --x") for text in texts)  # fmt: skip
+    assert any(text.startswith("as it is: ") for text in texts) == runs
+    assert not any(text.startswith("without a draft") for text in texts)
+
+
+def test_as_it_is_is_told_with_what_its_settings_cost() -> None:
+    row = found_of(draft="none").drafts[0].rows[0]
+    cost = Change(change="c", option="o", reason="r", gain=1.5, gain_low=1.2, gain_high=1.8, kind="cost")  # fmt: skip
+    seconds = check_text.format_seconds
+    plain = check_text._described(check_of([], as_it_is=row), row)
+    assert plain.endswith(f"{seconds(row.between_tokens_s)} per token")
+    assert "no draft on 1 x h100-sxm-80gb (tp 1), engine vllm, batch 8, context 4096" in plain  # fmt: skip
+    costly = check_text._described(check_of([cost, cost], as_it_is=row), row)
+    assert costly == f"{plain}; as it is set, about {seconds(2.25 * row.between_tokens_s)}"  # fmt: skip
+    as_set = settings.AsSet(between_tokens_s=0.5, without_draft_s=1.0)
+    told = check_text._described(check_of([cost], as_it_is=row, as_set=as_set), row)
+    assert told == f"{plain}; as it is set, about {seconds(0.5)}"
+    drafted = found_of(draft="eagle3").drafts[1].rows[0]
+    told = check_text._described(check_of([], as_it_is=drafted, as_set=as_set), drafted)
+    gain: Gain = drafted.gain
+    assert f"EAGLE-3, gamma {drafted.gamma} on" in told
+    assert f", {gain.speedup:.2f}x over no draft (90 %: {gain.low:.2f} to {gain.high:.2f})" in told  # fmt: skip
+    assert told.endswith("2.00x over no draft so set")
