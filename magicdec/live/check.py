@@ -46,6 +46,7 @@ from magicdec.perfmodel import (
     has_module,
     load_hardware,
     make_plan,
+    memory_need,
     most_that_fit,
     option_of,
     packages_of,
@@ -67,7 +68,7 @@ from magicdec.specs import (
     load_model_spec,
 )
 from magicdec.tasks import usual_lengths
-from magicdec.units import format_count, format_percent
+from magicdec.units import GIB, format_count, format_percent
 
 USUAL_HARDWARE = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-192gb", "b300-sxm-288gb")
 """Devices of which the first that holds the model is assumed, where neither the command nor its user
@@ -87,6 +88,8 @@ GIVEN_ACCEPTANCE = ("acceptance_rate", "accept_length", "drafted_share")
 """Names by which a load states the acceptance of the command's own draft."""
 PREEMPTING = ("vllm", "sglang")
 """Engines that admit what does not fit with its output, and take its memory back later."""
+CACHE_STEP = 256
+"""Tokens to which llama.cpp rounds its cache."""
 AS_PUBLISHED = ("compressed-tensors", "modelopt", "auto")
 """Values of --quantization that leave the format to the checkpoint."""
 
@@ -256,8 +259,9 @@ def check_command(
             not_understood=command.not_understood,
             notes=[*_on_start(command, found), *command.notes],
         )
+    of_command += _on_allocated_cache(command, free.case)
     notes = []
-    if not free.case.hardware.has_bf16:
+    if not free.case.hardware.has_bf16 and command.engine != "llama.cpp":
         name = free.case.hardware.name
         written = command.read.get("--dtype", "auto")
         if format_name(written) == "bf16":
@@ -319,6 +323,37 @@ def check_command(
             *_if_more_wait(command, load, request),
         ],
     )
+
+
+def _on_allocated_cache(command: ServeCommand, case: Case) -> list[str]:
+    """llama.cpp's cache, which it allocates whole at its start, where that and the weights are more
+    than the device's memory."""
+    allocated = command.allocated_tokens
+    if allocated is None:
+        return []
+    sequences = command.max_num_seqs or 1
+    lengths = np.arange(CACHE_STEP, allocated // sequences + CACHE_STEP, CACHE_STEP)
+    need = memory_need(
+        case.setup(None),
+        batch=sequences,
+        max_len=lengths,
+        budget=None,
+        gamma=0,
+        tp_size=command.tp_size,
+    )
+    held = need.weights_bytes + need.kv_bytes
+    memory = case.hardware.memory_bytes
+    if held[-1] <= memory:
+        return []
+    weights, cache = (
+        f"{float(np.ravel(part)[-1]) / GIB:.1f} GiB"
+        for part in (need.weights_bytes, need.kv_bytes)
+    )
+    most = sequences * lengths[held <= memory].max(initial=0)
+    return [
+        f"context: -c {allocated} allocates {cache} of cache, with {weights} of weights more than "
+        f"{case.hardware.name} has ({memory / GIB:.0f} GiB): at most about -c {most} fits"
+    ]
 
 
 def _without_acceptance(request: PlanRequest, **changes: Any) -> PlanRequest:

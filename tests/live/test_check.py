@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from functools import cache
 from pathlib import Path
@@ -206,6 +207,38 @@ def test_a_device_without_bf16_is_said(
     words = "t4-16gb cannot compute in bf16"
     assert any(words in problem for problem in result.problems) == is_wrong
     assert any(words in note for note in result.notes) == is_noted
+
+
+@pytest.mark.parametrize(
+    ("options", "is_too_long"),
+    [
+        ("-c 131072", True),
+        ("--ctx-size 131072 --parallel 4 -ngl 99", True),
+        ("-c 16384", False),
+        ("-c 131072 -ngl 20", False),
+        ("-c 131072 -nkvo", False),
+        ("-c 0", False),
+    ],
+)
+def test_a_cache_that_is_allocated_at_the_start_has_to_fit(
+    options: str, is_too_long: bool
+) -> None:
+    """Qwen3-8B: 36 layers of 8 heads of 128 keys and values in 16 bits, beside about 5 GiB."""
+    text = f"llama-server -m Qwen3-8B-Q4_K_M.gguf {options}"
+    result = checked(text, hardware="rtx-3060", batch=None, context_len=1024)
+    says = [problem for problem in result.problems if "of cache" in problem]
+    assert bool(says) == is_too_long
+    if says:
+        token_gib = 36 * 8 * 128 * 2 * 2 / 2**30
+        found = re.search(
+            r"allocates ([\d.]+) GiB of cache, with ([\d.]+) GiB.* -c (\d+) fits",
+            says[0],
+        )
+        assert found is not None
+        cache, weights, most = map(float, found.groups())
+        assert cache == pytest.approx(131072 * token_gib, rel=0.01)
+        assert 4.0 < weights < 6.0
+        assert 11.8 < most * token_gib + weights < 12.05
 
 
 def test_the_device_that_is_assumed_holds_the_model() -> None:

@@ -15,7 +15,12 @@ from magicdec.files import bounded
 from magicdec.naming import DRAFT_NAMES, head_named_in, parallel_form
 from magicdec.specs.engine import version_number
 from magicdec.specs.engine_path import PathOptions
-from magicdec.specs.serve_command.llama_cpp import draft_of, gguf_of, read_words
+from magicdec.specs.serve_command.llama_cpp import (
+    ON_HOST,
+    draft_of,
+    gguf_of,
+    read_words,
+)
 from magicdec.specs.serve_command.manifest import load
 from magicdec.specs.serve_command.options import (
     OF_WRAPPERS,
@@ -136,6 +141,9 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     ep_size: int | None = None
     max_num_seqs: int | None = None
     max_model_len: int | None = None
+    allocated_tokens: int | None = None
+    """Tokens of all sequences whose cache is allocated at the start; None: it grows, the number is
+    the engine's, or part of it lies on the host."""
     weight_dtype: str | None = None
     kv_dtype: str | None = None
     speculation: Speculation | None = None
@@ -355,12 +363,22 @@ def command_of(start: Start, given: Given) -> ServeCommand:
     )
 
 
-def _llama_length(said: Mapping[str, str]) -> int | None:
-    """The longest context of a sequence: -c is of all of them; 0 is the model's own."""
+def _llama_tokens(said: Mapping[str, str]) -> int | None:
+    """The tokens of all sequences together, -c; 0 is the model's own."""
     text = said.get("length", "0")
     if not text.isdecimal() or int(text[:9]) == 0:
         return None
-    return max(int(text[:9]) // (_count(said, "batch") or 1), 1)
+    return int(text[:9])
+
+
+def _llama_cache(said: Mapping[str, str]) -> str | None:
+    """The format of the cache that is nearest in bits; None: 16 bits."""
+    keys = said.get("keys", "").lower()
+    if keys.startswith("q8"):
+        return "fp8"
+    if keys.startswith(("q4", "q5", "iq4")):
+        return "int4"
+    return None
 
 
 def _of_llama_cpp(start: Start, given: Given) -> ServeCommand:
@@ -385,21 +403,25 @@ def _of_llama_cpp(start: Start, given: Given) -> ServeCommand:
             "modelled"
         )
     layers = said.get("layers", "all")
+    is_on_host = any(option.lstrip("-") in ON_HOST for option in command.others)
     if layers.isdecimal() and int(layers[:6]) < ALL_LAYERS:
+        is_on_host = True
         notes.append(
             f"-ngl {layers[:6]}: all layers are taken for the device's; those that stay on the host are "
             "not modelled"
         )
     if "batch" not in said:
         notes.append("one sequence at a time is taken for it: --parallel says how many")
-    keys = said.get("keys", "").lower()
+    tokens = _llama_tokens(said)
+    sequences = _count(said, "batch") or 1
     return ServeCommand(
         engine=start.engine,
         model=gguf.model,
-        max_num_seqs=_count(said, "batch") or 1,
-        max_model_len=_llama_length(said),
+        allocated_tokens=None if is_on_host else tokens,
+        max_num_seqs=sequences,
+        max_model_len=None if tokens is None else max(tokens // sequences, 1),
         weight_dtype=gguf.weight_dtype,
-        kv_dtype="fp8" if keys.startswith("q8") else None,
+        kv_dtype=_llama_cache(said),
         speculation=speculation,
         hardware=start.hardware,
         num_gpus=start.num_gpus,

@@ -24,6 +24,13 @@ OPTIONS = {
     "keys": ("ctk", "cache-type-k"),
     "layers": ("ngl", "gpu-layers", "n-gpu-layers"),
 }
+ON_HOST = frozenset(
+    (
+        *("nkvo", "no-kv-offload", "cmoe", "cpu-moe", "ncmoe", "n-cpu-moe"),
+        *("ot", "override-tensor"),
+    )
+)
+"""Options that keep weights or the cache on the host."""
 MEANINGS = {name: meaning for meaning, names in OPTIONS.items() for name in names}
 DRAFT_MAX = 16
 """Drafted tokens of a draft model, where the command does not say."""
