@@ -229,6 +229,7 @@ def check_command(
 
     Raises ConfigError for a model, a device or a draft that cannot be planned.
     """
+    command = _over_all_devices(command, load)
     model = load_model_spec(command.model)
     assumed: list[str] = []
     problems = list(command.problems)
@@ -350,9 +351,10 @@ def _on_allocated_cache(command: ServeCommand, case: Case) -> list[str]:
         for part in (need.weights_bytes, need.kv_bytes)
     )
     most = sequences * lengths[held <= memory].max(initial=0)
+    each = "" if command.pp_size == 1 else "each "
     return [
         f"context: -c {allocated} allocates {cache} of cache, with {weights} of weights more than "
-        f"{case.hardware.name} has ({memory / GIB:.0f} GiB): at most about -c {most} fits"
+        f"{each}{case.hardware.name} has ({memory / GIB:.0f} GiB): at most about -c {most} fits"
     ]
 
 
@@ -453,12 +455,24 @@ def _instead(
 
 def as_asked(command: ServeCommand, load: AskedLoad) -> PlanRequest:
     """The plan's request for a command as it is, its draft and gamma included."""
+    command = _over_all_devices(command, load)
     model = load_model_spec(command.model)
     request = _request(command, load, model, [], [])
     speculation = _with_own_head(command, model).speculation
     if speculation is None:
         return request
     return _with_draft(request, speculation)
+
+
+def _over_all_devices(command: ServeCommand, load: AskedLoad) -> ServeCommand:
+    """llama.cpp's command with its layers over all the devices that it sees, in stages."""
+    given = counted(load.hardware or "").num_gpus or command.num_gpus or 1
+    if command.engine != "llama.cpp" or given == 1:
+        return command
+    note = (
+        f"llama.cpp splits its layers over the {given} devices, which then work in turn"
+    )
+    return msgspec.structs.replace(command, pp_size=given, notes=[*command.notes, note])
 
 
 def _with_own_head(command: ServeCommand, model: ModelSpec) -> ServeCommand:

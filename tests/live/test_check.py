@@ -241,6 +241,23 @@ def test_a_cache_that_is_allocated_at_the_start_has_to_fit(
         assert 11.8 < most * token_gib + weights < 12.05
 
 
+def test_llama_cpp_takes_all_devices_in_stages() -> None:
+    """A model that one device does not hold, at the time of one that does hold it."""
+    text = "llama-server -m Llama-3.3-70B-Instruct-Q4_K_M.gguf -c 8192"
+    load = {"batch": None, "context_len": 1024}
+    assert "does not fit" in checked(text, hardware="rtx-3090", **load).headline
+    split = checked(text, hardware="2xrtx-3090", **load)
+    assert not split.problems
+    assert split.num_gpus == 2
+    assert any("over the 2 devices" in note for note in split.notes)
+    small = "llama-server -m Qwen3-8B-Q4_K_M.gguf -c 8192"
+    alone = checked(small, hardware="rtx-3090", **load).as_it_is
+    in_turn = checked(small, hardware="2xrtx-3090", **load).as_it_is
+    assert alone is not None
+    assert in_turn is not None
+    assert in_turn.tpot_s == pytest.approx(alone.tpot_s, rel=0.1)
+
+
 def test_the_device_that_is_assumed_holds_the_model() -> None:
     """The first of the usual ones that does; the first of all where none does."""
     for tp, device in ((1, "h100"), (4, "b200")):
