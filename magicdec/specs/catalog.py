@@ -18,6 +18,7 @@ import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import converted, read_toml
+from magicdec.specs.families import not_modelled
 from magicdec.specs.families.keys import MAX_LAYERS
 from magicdec.specs.hf_config import load_hf_config, model_from_hf_config
 from magicdec.specs.hub import hub_checkpoint, hub_config, is_hub_name
@@ -175,6 +176,9 @@ def load_model_spec(model: str) -> ModelSpec:
             f"no configuration at {model}: give a config.json, its directory, a name like "
             "llama-3.1-8b, or a Hugging Face id like meta-llama/Llama-3.1-8B-Instruct"
         )
+    reason = not_modelled(model)
+    if reason:
+        raise ConfigError(reason)
     if is_hub_name(model):
         return load_hf_config(hub_config(model), name=model.rpartition("/")[2])
     raise unknown_choice("model", model, model_names(), or_else=OTHER_MODELS)

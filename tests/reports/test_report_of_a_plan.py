@@ -106,3 +106,24 @@ def test_at_most_forty_rows_stand_before_the_fold(page: str, plan: Plan) -> None
     assert re.search(r'class="table long" data-table="candidates"', page)
     assert ".long:not(:has([data-every]:checked))" in page
     assert "nth-child(n + 41)" in page
+
+
+def test_the_room_beside_an_odd_number_of_figures_holds_the_tables(
+    page: str,
+) -> None:
+    sections = re.findall(r"<section id=.*?</section>", page, re.DOTALL)
+    odd = 0
+    for section in sections:
+        figures = [found.start() for found in re.finditer("<figure ", section)]
+        tables = [
+            found.start()
+            for found in re.finditer(r'<div class="table[^>]*data', section)
+        ]
+        captioned = [
+            place for place in tables if '<p class="caption"' in section[place:][:200]
+        ]
+        if len(figures) > 1 and captioned:
+            is_odd = len(figures) % 2 == 1
+            odd += is_odd
+            assert (captioned[0] < figures[-1]) == is_odd
+    assert odd

@@ -344,3 +344,29 @@ def test_the_cache_is_where_the_client_has_it(
     again = module_from_spec(spec)
     spec.loader.exec_module(again)
     assert hub._cache_directory() == Path(again.HF_HUB_CACHE)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "google/gemma-4-E2B-it",
+        "gemma-4-e4b",
+        "deepseek-ai/DeepSeek-V4-Flash",
+        "minimax-m3",
+        "moonshotai/Kimi-K3",
+        "Qwen/Qwen3.8-Flash-Next",
+    ],
+)
+def test_a_model_of_layers_that_are_not_modelled_is_no_other(name):
+    """No nearest name is given for it, and the hub is not asked."""
+    with pytest.raises(ConfigError, match="is not covered") as caught:
+        load_model_spec(name)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_a_config_of_layers_that_are_not_modelled_says_what_they_are(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "deepseek_v4"}')
+    with pytest.raises(
+        ConfigError, match=r"not covered \(attention to compressed keys"
+    ):
+        load_model_spec(str(tmp_path))

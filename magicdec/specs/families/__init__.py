@@ -8,6 +8,7 @@ publisher may leave a key out, it is what transformers' configuration class take
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 
 from magicdec.errors import ConfigError
@@ -38,6 +39,28 @@ it names none.
 """
 
 
+NOT_MODELLED = {
+    r"deepseek[-_]?v4": "attention to compressed keys and several residual streams",
+    r"minimax[-_]?m3": "attention to blocks that an indexer chooses",
+    r"kimi[-_]?k3": "attention to the outputs of earlier layers",
+    r"qwen[-_]?4|qwen3\.8-flash-next": "several residual streams",
+    r"gemma[-_]?4-e\d": "layers that share keys and values, and embeddings of each layer",
+}
+"""Models that are asked for, by a part of their name, and what of them no row reads."""
+
+
+def not_modelled(name: str) -> str:
+    """Why a model, or a model_type, is not planned, in a sentence; "": nothing is known of it."""
+    for pattern, what in NOT_MODELLED.items():
+        if re.search(pattern, name.lower()):
+            return (
+                f"{name} is not covered ({what}: not modelled), so its config.json does not help "
+                "either; a file of magicdec's own schema may describe it by known layers "
+                "(docs/extending.md, Describe a model)"
+            )
+    return ""
+
+
 def is_known(model_type: str) -> bool:
     return model_type in ARCHITECTURES or model_type in qwen.MULTIMODAL
 
@@ -48,6 +71,9 @@ def architecture(model_type: str, where: str) -> Architecture:
     """
     rows = {**ARCHITECTURES, **qwen.MULTIMODAL}
     if model_type not in rows:
+        reason = not_modelled(model_type)
+        if reason:
+            raise ConfigError(f"{where}: {reason}")
         known = (*ARCHITECTURES, *WRAPPERS)
         near = get_close_matches(model_type, known, n=1, cutoff=0.0)[0]
         raise ConfigError(
