@@ -412,13 +412,14 @@ def test_tensorrts_iterations_are_steps_of_their_tokens(
     accepted=st.none() | st.integers(0, 300),
     drafts=st.none() | st.integers(1, 300),
     seconds=st.floats(0.1, 9.0),
+    drafted=st.sampled_from([0.0, 9.0]),
 )
 def test_a_request_alone_takes_a_step_for_each_token_that_was_not_accepted(
-    tokens: int, accepted: int | None, drafts: int | None, seconds: float
-) -> None:
+    tokens: int, accepted: int | None, drafts: int | None, seconds: float, drafted: float
+) -> None:  # fmt: skip
     request = engine_logs.Timed(
         prompt_len=7.0, prompt_s=0.5, eval_s=seconds, tokens=float(tokens), accepted=accepted and float(accepted),
-        drafted=9.0, drafts=drafts and float(drafts),
+        drafted=drafted, drafts=drafts and float(drafts),
     )  # fmt: skip
     if accepted == 0:
         request.accepted = 0.0
@@ -436,9 +437,9 @@ def test_a_request_alone_takes_a_step_for_each_token_that_was_not_accepted(
     assert stretch.running == 1.0
     logged_series = engine_logs.of_llama_requests([request], None)
     if drafts:
-        assert logged_series.gamma == max(math.ceil(9.0 / drafts), 1)
+        assert logged_series.gamma == max(math.ceil(drafted / drafts), 1)
     elif accepted is not None:
-        deepest = 9.0 / max(tokens - accepted, 1)
+        deepest = drafted / max(tokens - accepted, 1)
         assert logged_series.gamma == max(math.ceil(deepest), 1)
     else:
         assert logged_series.gamma is None
