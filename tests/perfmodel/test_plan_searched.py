@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -199,6 +200,22 @@ def test_a_value_is_measured_up_to_five_percent_beyond(
     assert not rows._is_outside(value, [])
 
 
+@pytest.mark.parametrize(("gamma", "budget", "context", "is_outside"), [
+    (5, None, 2000.0, False), (6, None, 2000.0, True), (5, 64, 2000.0, False), (5, 63, 2000.0, False),
+    (5, 60, 2000.0, True), (5, 64, 4300.0, True),
+])  # fmt: skip
+def test_a_row_is_extrapolated_beyond_what_was_measured_of_it(
+    gamma: int, budget: int | None, context: float, is_outside: bool
+) -> None:
+    """Its last position, its budgets and its contexts are inside."""
+    law: Any = SimpleNamespace(
+        measured_gamma=5, measured_budgets=[64.0], measured_contexts=[1000.0, 4000.0]
+    )
+    assert rows._is_extrapolated(law, budget, context, gamma) == is_outside
+    law.measured_gamma = None
+    assert not rows._is_extrapolated(law, None, 2000.0, 32)
+
+
 # Batches
 
 
@@ -359,6 +376,21 @@ def test_a_draft_that_does_not_run_here_runs_at_the_largest_batch_that_keeps_all
             case, request=msgspec.structs.replace(case.request, batch_sizes=(beyond,))
         )
         assert not brute_force(at, option)
+    # where a limit leaves one user alone, one is tried
+    alone = dataclasses.replace(
+        case, request=msgspec.structs.replace(case.request, batch_sizes=(1, 2))
+    )
+    (one, two) = (
+        min(each.between_tokens_s for each in search._found(alone, option, np.array([size]), None).rows)  # type: ignore[union-attr]
+        for size in (1.0, 2.0)
+    )  # fmt: skip
+    assert one < two
+    request = msgspec.structs.replace(case.request, tpot_limit_s=(one + two) / 2.0)
+    lone = search.largest_that_runs(
+        dataclasses.replace(case, request=request), option, row
+    )
+    assert lone is not None
+    assert lone.batch_size == 1
     never = case_of(draft="eagle3", tpot_limit_s=1e-6)
     assert search.largest_that_runs(never, never.options[0], row) is None
 

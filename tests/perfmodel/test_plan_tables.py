@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.plan import answer, gamma, texts
 from magicdec.perfmodel.plan.answer import Answer
+from magicdec.perfmodel.plan.choice import same_configuration
 from magicdec.perfmodel.plan.gamma import Axes
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.planner import best_of_layouts
@@ -336,15 +337,19 @@ def test_memory_is_of_the_row_s_own_layout(tp_sizes: tuple[int, ...]) -> None:
         assert use.largest_autoregressive_batch == use.largest_batch
 
 
-@pytest.mark.parametrize(("draft", "method"), [
-    ("eagle3", "eagle3"), ("ngram", "ngram"), (SELF, "streamingllm"), ("llama-3.2-1b", "full"), (SELF, "full"),
+@pytest.mark.parametrize(("draft", "method", "overhead_s"), [
+    ("eagle3", "eagle3", 0.0), ("ngram", "ngram", 0.0), (SELF, "streamingllm", 0.0), ("llama-3.2-1b", "full", 0.0),
+    (SELF, "full", 0.0), ("eagle3", "eagle3", 0.05),
 ])  # fmt: skip
 def test_the_least_rate_that_pays_pays_and_a_smaller_one_does_not(
-    draft: str, method: str
+    draft: str, method: str, overhead_s: float
 ) -> None:
-    """By plans of constant rates, one rate at a time; a full copy pays at none."""
+    """By plans of constant rates, one rate at a time; where a step costs much beside its tokens, by deep drafts."""
     lacking = NeedsAcceptance(draft=draft, draft_method=method, reason="")
     own = answer_of(draft="none", batch_sizes=(16,))
+    if overhead_s:
+        engine = own.case.engine.with_constants(step_overhead_s=overhead_s)
+        own = dataclasses.replace(own, case=dataclasses.replace(own.case, engine=engine))  # fmt: skip
     found = answer._with_paying_rate(own, lacking).break_even_acceptance_rate
     case = own.case
     budget = 512 if method == "streamingllm" else None
@@ -414,6 +419,23 @@ def test_another_gamma_is_named_where_one_was_asked_for() -> None:
     assert asked_for.better_gamma.gamma == free.row.gamma > 1
     best = answer_of(draft="eagle3", gamma=free.row.gamma).document.choice
     assert best.better_gamma is None
+
+
+def test_of_several_batches_the_answer_is_that_of_the_chosen_one() -> None:
+    """What is left out, and what the plugin would gain, are of the batch that is answered."""
+    seen = set()
+    for fields in ({"draft": "eagle3", "acceptance_rate": 0.05}, {"draft_budgets": (512,)}):  # fmt: skip
+        both = answer_of(**fields, batch_sizes=(1, 60)).document.choice
+        assert both.row.batch_size == 60
+        own = answer_of(**fields, batch_sizes=(60,)).document.choice
+        assert both.outcome == own.outcome
+        for name in ("row", "left_out", "with_plugin", "without_draft"):
+            one, other = getattr(both, name), getattr(own, name)
+            assert (one is None) == (other is None)
+            if one is not None:
+                assert same_configuration(one, other)
+                seen.add(name)
+    assert seen >= {"row", "left_out", "without_draft"}
 
 
 # Texts
