@@ -15,6 +15,7 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import (
     BelievedProfile,
     MeasuredProfile,
+    RateProfile,
     assumed,
     constant_profile,
     fit_profile,
@@ -509,6 +510,27 @@ def test_beyond_the_last_position_the_logit_goes_on_with_its_logarithm(
         assert deviation[place] == pytest.approx(
             math.hypot(math.sqrt(variance), error * octaves * of_logit)
         )
+
+
+@few
+@given(rate=rates, level=st.floats(0.0, 1.0), error=st.floats(0.0, 1.0))
+def test_beyond_given_rates_the_slopes_error_joins_the_rates_own(
+    rate: float, level: float, error: float
+) -> None:
+    profile = RateProfile(
+        model="m",
+        draft_method="constant",
+        law=law_of_rates([rate]),
+        error=LawError(log_rejection=level),
+        beyond=Beyond(position=2, error=error),
+    )
+    at: dict[str, Any] = {"budget": 9.0, "context": 99.0, "gamma_max": 5}
+    above = profile.conditional_rates(**at, num_sigma=1.0)
+    of_logit = (1.0 - rate) / -math.log(rate)
+    for place, value in enumerate(above):
+        octaves = max(math.log((place + 1) / 2), 0.0)
+        deviation = math.hypot(level, error * octaves * of_logit)
+        assert value == pytest.approx(rate ** math.exp(-deviation))
 
 
 @given(rates)

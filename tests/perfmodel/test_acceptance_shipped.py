@@ -11,6 +11,7 @@ import pytest
 
 from magicdec.counts import Array
 from magicdec.perfmodel.acceptance import belief as beliefs
+from magicdec.perfmodel.acceptance import published
 from magicdec.perfmodel.acceptance.belief import Evidence, Point
 from magicdec.perfmodel.acceptance.published import (
     Rate,
@@ -246,3 +247,100 @@ def members_of_runs(known: Evidence) -> list[list[int]]:
     for row, point in enumerate(known.points):
         members.setdefault(beliefs.run_of(point.situation), []).append(row)
     return list(members.values())
+
+
+# Rows of a table
+
+
+@pytest.mark.parametrize(
+    ("gamma", "tokens", "is_read"),
+    [
+        ("3", "1.004", False), ("3", "1.006", True), ("3", "4.0", True), ("3", "4.03", True), ("3", "4.05", False),
+        ("1", "2.0", True), ("1", "2.03", False), ("", "9.4", True), ("3", "", False), ("3", "none", False),
+    ],
+)  # fmt: skip
+def test_a_length_is_more_than_one_token_and_at_most_all_drafted(
+    gamma: str, tokens: str, is_read: bool, tmp_path
+) -> None:
+    """To a hundredth, by which sources round; a gamma that nobody states is deep enough for it."""
+    path = tmp_path / "rates.csv"
+    path.write_text(
+        f"model,draft_kind,gamma,mean_acceptance_length\nm,eagle3,{gamma},{tokens}\n"
+    )
+    found = read_rates(path)
+    assert len(found) == is_read
+    for rate in found:
+        assert rate.tokens == float(tokens)
+        assert rate.gamma + 1 >= rate.tokens / 1.01
+        assert rate.is_gamma_assumed == (gamma == "")
+        assert rate.is_chain == (gamma != "")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("12", 12.0), ("~1.5", 1.5), ("2-4", 3.0), ("2 - 4", 3.0), ("2K", 2048.0), ("1-3k", 2048.0),
+        ("8k tokens", 8192.0), ("", None), ("none", None), ("x9", None), ("0", 0.0), (" 7", 7.0),
+    ],
+)  # fmt: skip
+def test_a_field_is_the_number_that_it_begins_with(
+    text: str, value: float | None
+) -> None:
+    assert published.number(text) == value
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [("0.02", 0.02), ("1", 1.0), ("1.0", 1.0), ("0", None), ("1.01", None), ("", None)],
+)
+def test_an_accepted_share_makes_tokens_where_it_is_one(
+    stated: str, expected: float | None, tmp_path
+) -> None:
+    path = tmp_path / "rates.csv"
+    path.write_text(
+        "model,draft_kind,gamma,mean_acceptance_length,acceptance_rate\n"
+        f"m,mtp,3,,{stated}\nm,mtp,3,2.5,{stated}\n"
+    )
+    found = read_rates(path)
+    assert found[-1].tokens == 2.5
+    assert not found[-1].is_from_share
+    if expected is None:
+        assert len(found) == 1
+        return
+    assert found[0].tokens == pytest.approx(1.0 + 3.0 * expected)
+    assert found[0].is_from_share
+    assert found[0].is_rough
+    assert not found[0].is_chain
+
+
+def test_a_row_that_stands_twice_counts_once() -> None:
+    """The first of them; rows of another gamma, text or context are others."""
+    one = rows()[0]
+    at = one.situation
+    others = [
+        msgspec.structs.replace(one, gamma=one.gamma + 1),
+        msgspec.structs.replace(one, tokens=one.tokens + 0.002),
+    ]
+    for change in (
+        {"task": "another"},
+        {"context": 77.0},
+        {"window": 5.0},
+        {"temperature": 0.123},
+        {"is_tree": not at.is_tree},
+        {"draft": "another"},
+        {"model": "another"},
+        {"kind": "mtp" if at.kind != "mtp" else "eagle3"},
+    ):
+        moved = msgspec.structs.replace(at, **change)
+        others.append(msgspec.structs.replace(one, situation=moved))
+    same = [
+        msgspec.structs.replace(one, tokens=one.tokens + 0.0001, is_rough=True),
+        msgspec.structs.replace(
+            one, situation=msgspec.structs.replace(at, source="elsewhere")
+        ),
+    ]
+    for table in ([one, *others, *same], [*others, one, *same]):
+        found = distinct(table)
+        assert len(found) == 1 + len(others)
+        assert all(each in found for each in (one, *others))
+    assert distinct([*others, one]) == [*others, one]
