@@ -90,6 +90,17 @@ def test_rates_are_those_of_the_equations(
     assert found == pytest.approx(plain_rates(law, budget, context, 7), abs=1e-9)
 
 
+def test_a_law_is_its_rejection_at_512_tokens_of_8192() -> None:
+    """Files leave the usual reference out, so that another one would change what they mean."""
+    law = Law(rejection=0.2, budget_exponent=1.5, context_exponent=0.7)
+    assert law.first_rate(budget=512, context=8192) == 0.8
+    error = LawError(log_rejection=0.1, budget_exponent=1.0, context_exponent=1.0)
+    assert error.deviation(law, budget=512, context=8192, gamma_max=1) == [0.1]
+    drifting = Law(rejection=0.2, drift=1.0).rates_after(0.8, 3)
+    expected = [0.8 ** (2.0 - math.exp(-place / 2.0)) for place in range(3)]
+    assert drifting == pytest.approx(expected)
+
+
 @given(first=st.floats(1e-4, 0.9999), growth=st.floats(0.2, 5.0))
 def test_a_growth_is_undone(first: float, growth: float) -> None:
     law = Law(rejection=first, context_exponent=1.0, reference_context=1e4)

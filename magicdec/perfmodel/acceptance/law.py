@@ -416,7 +416,7 @@ def static_batch_efficiency(
     stride = max(1, math.ceil((gen_len - fewest) / MAX_STEPS_EVALUATED))
     steps = np.arange(fewest, gen_len, stride, dtype=np.float64)[:, None]
     if steps.size:
-        deviation = np.sqrt(np.maximum(steps * np.maximum(variance, 0.0), 1e-9))
+        deviation = np.sqrt(np.maximum(steps * variance, 1e-9))
         beyond = steps * mean - gen_len + 0.5
         finished = exact_normal_cdf(beyond / deviation) @ weights
         all_finished = np.clip(finished, 0.0, 1.0) ** batch_size
