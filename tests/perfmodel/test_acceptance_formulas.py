@@ -620,12 +620,12 @@ def test_an_error_of_tokens_is_half_of_what_one_deviation_of_the_rates_makes(
 def test_an_error_of_one_gamma_over_another_leaves_out_what_both_share(
     given_rates: list[float], error: float, gamma: int, over: int, shift: float
 ) -> None:
-    profile = MeasuredProfile(
-        model="m",
-        draft_method="snapkv",
-        law=law_of_rates(given_rates),
-        error=LawError(log_rejection=error),
-    )
+    common: dict[str, Any] = {
+        "model": "m",
+        "draft_method": "snapkv",
+        "law": law_of_rates(given_rates),
+        "error": LawError(log_rejection=error),
+    }
     padded = [*given_rates, *[given_rates[-1]] * 5][:5]
 
     def ratio(power: float, by: float = 0.0) -> float:
@@ -638,11 +638,12 @@ def test_an_error_of_one_gamma_over_another_leaves_out_what_both_share(
 
     at: dict[str, Any] = {"budget": 64, "context": 999}
     own = (ratio(math.exp(-error)) - ratio(math.exp(error))) / 2.0
-    found = profile.ratio_error(gamma, over, **at)
-    assert found == pytest.approx(abs(own), abs=1e-9)
     moved = (ratio(1.0, shift) - ratio(1.0, -shift)) / 2.0
-    found = profile.ratio_error(gamma, over, **at, shift=shift)
-    assert found == pytest.approx(math.hypot(own, moved), abs=1e-9)
+    for profile in (MeasuredProfile(**common), BelievedProfile(**common)):
+        found = profile.ratio_error(gamma, over, **at)
+        assert found == pytest.approx(abs(own), abs=1e-9)
+        found = profile.ratio_error(gamma, over, **at, shift=shift)
+        assert found == pytest.approx(math.hypot(own, moved), abs=1e-9)
 
 
 def test_a_profiles_spread_and_carried_error_have_bounds() -> None:
