@@ -869,16 +869,12 @@ def _on_speculation(
     if command.speculation.tree is not None:
         changes.append(_chain(command, drafted, best, runs))
     elif best.gamma != drafted.gamma:
-        steps = "longer"
-        if best.gamma < drafted.gamma:
-            steps = "shorter"
         changes.append(
             _gaining(
                 drafted.over(best, row),
                 change=f"Draft {_tokens(best.gamma)} per step, not {drafted.gamma}",
                 option=_gamma_option(command, best.gamma),
-                reason=f"{best.drafting.tokens_per_step:.2f} tokens per step for "
-                f"{row.drafting.tokens_per_step:.2f}, in {steps} steps",
+                reason=_steps(best, row),
             )
         )
     changes.append(
@@ -972,7 +968,7 @@ def _best_draft(
             _over(best, now, draws),
             change=f"{verb} with {name}, {_tokens(best.gamma)} per step",
             option=_draft_option(command, best),
-            reason=_why(command, best),
+            reason=f"{_steps(best, now)}. {_why(command, best)}",
         )
     ]
 
@@ -989,6 +985,15 @@ def _over(row: Candidate, now: Candidate, draws: Draws | None) -> Over:
         return Over(gain, gain / width, gain * width)
     low, high = np.quantile(times, ENDS).tolist()
     return Over(gain, low, high, float((times > 1.0).mean()))
+
+
+def _steps(row: Candidate, now: Candidate) -> str:
+    """What a row's steps make, and how they compare with those of now."""
+    length = "longer" if row.step_s > now.step_s else "shorter"
+    return (
+        f"{row.drafting.tokens_per_step:.2f} tokens per step for {now.drafting.tokens_per_step:.2f}, "
+        f"in {length} steps"
+    )
 
 
 def _why(command: ServeCommand, row: Candidate) -> str:
