@@ -4,11 +4,14 @@ left out where they change no prediction.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
-from magicdec.errors import ConfigError, either
+from magicdec.errors import ConfigError, either, nearest
 from magicdec.units import parse_count
 
 OURS: Mapping[str, tuple[str, ...]] = {
@@ -122,6 +125,48 @@ def as_ours(
             read.append(_value(option, word, numbers))
         option = ""
     return read
+
+
+def with_server_s_words(
+    args: Sequence[str], *, names: Sequence[str], flags: Sequence[str]
+) -> list[str]:
+    """A command line of `check` whose server's command stands in one word, as if it had been put in
+    quotes, or got the options that were written behind it.
+
+    `names` are check's own options, `flags` those without a value. Raises ConfigError for an option
+    beside a file.
+    """
+    server: list[str] = []
+    own: list[str] = []
+    words = iter(args)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name not in names:
+            server.append(word)
+            continue
+        own.append(word)
+        if not equals and name not in flags:
+            own += itertools.islice(words, 1)
+    further = [word for word in server[1:] if word.startswith("-")]
+    if not further or any(_is_a_slip(word, names) for word in further):
+        return list(args)
+    first, *others = server
+    if " " not in first and (first == "-" or Path(first).exists()):
+        raise ConfigError(
+            f"{further[0]} is no option of check; one of the server's stands in {first}"
+        )
+    return [" ".join([first, *map(shlex.quote, others)]), *own]
+
+
+def _is_a_slip(word: str, names: Sequence[str]) -> bool:
+    """Whether an option of check's was meant, and none of a server's."""
+    from magicdec.specs import is_engine_option  # few command lines have one
+
+    written = word.partition("=")[0]
+    name = written.lstrip("-").replace("_", "-")
+    if not word.startswith("--") or name in OURS or is_engine_option(name):
+        return False
+    return nearest(written, names) is not None
 
 
 def _for_planning(args: list[str], known: set[str], say: Say) -> list[str]:

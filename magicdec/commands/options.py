@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from magicdec.commands.engine_options import as_ours
+from magicdec.commands.engine_options import as_ours, with_server_s_words
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.units import parse_count, parse_share
 
@@ -306,13 +306,18 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         names: list[str] = []
+        flags: list[str] = []
         counts: list[str] = []
         for param in self.get_params(ctx):
             if param.param_type_name != "option":
                 continue
             names += [*param.opts, *param.secondary_opts]
+            if getattr(param, "is_flag", False):
+                flags += [*param.opts, *param.secondary_opts]
             if kind_of(param) is int:
                 counts += param.opts
+        if ctx.info_name == "check":
+            args = with_server_s_words(args, names=names, flags=flags)
         read = as_ours(args, names=names, counts=counts, say=_say)
         return super().parse_args(ctx, read)
 

@@ -246,6 +246,12 @@ def check_command(
     try:
         free = answered(_without_acceptance(request, gamma=None), model, [])[0][0]
     except CapacityError as error:
+        # a server has no --weight-dtype: its format is the checkpoint's
+        fault = str(error).replace("--weight-dtype ", "weights in ")
+        if command.is_partly_on_host:
+            raise ConfigError(
+                f"{fault}; what stays on the host is not modelled, so nothing is priced"
+            ) from None
         return Check(
             command=command,
             hardware=str(request.hardware[0]),
@@ -256,7 +262,7 @@ def check_command(
             as_it_is=None,
             without_draft=None,
             changes=in_order([*unpriced_costs(command)]),
-            problems=[*of_command, str(error), *problems],
+            problems=[*of_command, fault, *problems],
             not_understood=command.not_understood,
             notes=[*_on_start(command, found), *command.notes],
         )
@@ -330,7 +336,7 @@ def _on_allocated_cache(command: ServeCommand, case: Case) -> list[str]:
     """llama.cpp's cache, which it allocates whole at its start, where that and the weights are more
     than the device's memory."""
     allocated = command.allocated_tokens
-    if allocated is None:
+    if allocated is None or command.is_partly_on_host:
         return []
     sequences = command.max_num_seqs or 1
     lengths = np.arange(CACHE_STEP, allocated // sequences + CACHE_STEP, CACHE_STEP)

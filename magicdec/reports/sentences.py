@@ -535,7 +535,8 @@ def _acceptance_lines(plan: Plan) -> list[str]:
         if line and line not in lines:
             lines.append(line)
     if len(lines) > 1:
-        return [f"{lines[0]}; other loads have other sources (--all)"]
+        first = lines[0].removesuffix(".")
+        return [f"{first}; other loads have other sources (--all)."]
     return lines
 
 

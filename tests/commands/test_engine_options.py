@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from magicdec.cli import COMMANDS, app, describe, register_commands
-from magicdec.commands.engine_options import ANSWERS, OURS, as_ours
+from magicdec.commands.engine_options import (
+    ANSWERS,
+    OURS,
+    as_ours,
+    with_server_s_words,
+)
 from magicdec.errors import ConfigError
 from magicdec.naming import draft_by_name
 from magicdec.schema.request import fields_of, request_options
@@ -111,6 +117,47 @@ def test_an_option_without_a_counterpart_is_answered_with_ours(theirs: str) -> N
 )
 def test_what_engines_and_people_write_is_read(theirs: str, ours: str) -> None:
     assert as_ours(shlex.split(theirs), names=NAMES, counts=[]) == ours.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        (
+            "vllm serve a/b --tensor-parallel-size 2 --hardware l40s --strict",
+            [
+                "vllm serve a/b --tensor-parallel-size 2",
+                "--hardware",
+                "l40s",
+                "--strict",
+            ],
+        ),
+        (
+            """vllm serve a/b -tp 2 --batch=4 --speculative-config '{"method": "mtp"}'""",
+            [
+                """vllm serve a/b -tp 2 --speculative-config '{"method": "mtp"}'""",
+                "--batch=4",
+            ],
+        ),
+        ("'vllm serve a/b' --batch 4 -tp 2", ["vllm serve a/b -tp 2", "--batch", "4"]),
+        ("'vllm serve a/b -tp 2' --batch 4", ["vllm serve a/b -tp 2", "--batch", "4"]),
+        ("serve.sh --strict", ["serve.sh", "--strict"]),
+        ("llama-server -m a --parallel 4", ["llama-server -m a --parallel 4"]),
+        ("'vllm serve a/b' --btach 4", ["vllm serve a/b", "--btach", "4"]),  # a slip
+    ],
+)
+def test_a_server_s_command_needs_no_quotes(line: str, read: list[str]) -> None:
+    options = {
+        "names": ("--hardware", "--batch", "--strict"),
+        "flags": ("--strict",),
+    }
+    assert with_server_s_words(shlex.split(line), **options) == read
+
+
+def test_an_option_beside_a_file_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "serve.sh"
+    script.write_text("vllm serve a/b")
+    with pytest.raises(ConfigError, match="--tp is no option of check"):
+        with_server_s_words([str(script), "--tp", "2"], names=(), flags=())
 
 
 def test_what_is_left_out_or_read_as_something_else_is_said() -> None:

@@ -241,6 +241,32 @@ def test_a_cache_that_is_allocated_at_the_start_has_to_fit(
         assert 11.8 < most * token_gib + weights < 12.05
 
 
+def test_a_cache_of_windows_holds_the_windows_alone() -> None:
+    """Gemma 3 27B: 10 of 62 layers keep all 32,768 tokens, 16 heads of 128 keys and values in 16 bits."""
+    text = "llama-server -hf ggml-org/gemma-3-27b-it-GGUF -c {}"
+    fits = checked(text.format(32768), hardware="rtx-4090", batch=1, context_len=1024)
+    assert not fits.problems
+    assert any("names no format: Q4_K_M" in note for note in fits.notes)
+    long = checked(text.format(131072), hardware="rtx-4090", batch=1, context_len=1024)
+    assert long.headline.startswith("context: -c 131072 allocates")
+    found = re.search(r"allocates ([\d.]+) GiB", long.headline)
+    assert found is not None
+    token_gib = 16 * 128 * 2 * 2 / 2**30
+    whole = 10 * 131072 * token_gib
+    assert whole < float(found[1]) < whole + 52 * 2048 * token_gib + 0.1
+
+
+def test_what_stays_on_the_host_is_not_said_to_fail() -> None:
+    text = "llama-server -hf unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M -c 65536 --cpu-moe"
+    with pytest.raises(ConfigError, match="what stays on the host is not modelled"):
+        checked(text, hardware="rtx-4060", batch=1, context_len=1024)
+    fits = checked(text, hardware="l40s", batch=1, context_len=1024)
+    assert not fits.problems
+    assert any(
+        "--cpu-moe: all is taken for the device's" in note for note in fits.notes
+    )
+
+
 def test_llama_cpp_takes_all_devices_in_stages() -> None:
     """A model that one device does not hold, at the time of one that does hold it."""
     text = "llama-server -m Llama-3.3-70B-Instruct-Q4_K_M.gguf -c 8192"

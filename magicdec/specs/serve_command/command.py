@@ -17,6 +17,7 @@ from magicdec.specs.engine import version_number
 from magicdec.specs.engine_path import PathOptions
 from magicdec.specs.serve_command.llama_cpp import (
     ON_HOST,
+    USUAL_FORMAT,
     draft_of,
     gguf_of,
     read_words,
@@ -142,8 +143,10 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int | None = None
     max_model_len: int | None = None
     allocated_tokens: int | None = None
-    """Tokens of all sequences whose cache is allocated at the start; None: it grows, the number is
-    the engine's, or part of it lies on the host."""
+    """Tokens of all sequences whose cache is allocated at the start; None: it grows, or the number is
+    the engine's."""
+    is_partly_on_host: bool = False
+    """Whether layers, experts or the cache stay in the host's memory."""
     weight_dtype: str | None = None
     kv_dtype: str | None = None
     speculation: Speculation | None = None
@@ -389,6 +392,9 @@ def _of_llama_cpp(start: Start, given: Given) -> ServeCommand:
     if not name:
         raise ConfigError(f"the command names no model; {STARTS} take one")
     gguf = gguf_of(name)
+    is_usual = not gguf.label and "repository" in said
+    if is_usual:
+        gguf = gguf_of(f"{name}:{USUAL_FORMAT}")
     drafted = draft_of(command)
     speculation = None
     if drafted is not None:
@@ -397,13 +403,21 @@ def _of_llama_cpp(start: Start, given: Given) -> ServeCommand:
         "llama.cpp was fitted by nobody: its times are the roofline's, and its intervals are as wide as "
         "that"
     ]
+    if is_usual:
+        notes.append(f"-hf {name} names no format: {USUAL_FORMAT} is llama.cpp's own")
     if gguf.label and gguf.weight_dtype != "bf16":
         notes.append(
             f"{gguf.label} is taken for {gguf.weight_dtype}, the nearest in bits; its kernels are not "
             "modelled"
         )
     layers = said.get("layers", "all")
-    is_on_host = any(option.lstrip("-") in ON_HOST for option in command.others)
+    on_host = [option for option in command.others if option.lstrip("-") in ON_HOST]
+    is_on_host = bool(on_host)
+    if on_host:
+        notes.append(
+            f"{', '.join(on_host)}: all is taken for the device's; what stays on the host is not "
+            "modelled"
+        )
     if layers.isdecimal() and int(layers[:6]) < ALL_LAYERS:
         is_on_host = True
         notes.append(
@@ -417,7 +431,8 @@ def _of_llama_cpp(start: Start, given: Given) -> ServeCommand:
     return ServeCommand(
         engine=start.engine,
         model=gguf.model,
-        allocated_tokens=None if is_on_host else tokens,
+        allocated_tokens=tokens,
+        is_partly_on_host=is_on_host,
         max_num_seqs=sequences,
         max_model_len=None if tokens is None else max(tokens // sequences, 1),
         weight_dtype=gguf.weight_dtype,

@@ -32,6 +32,8 @@ ON_HOST = frozenset(
 )
 """Options that keep weights or the cache on the host."""
 MEANINGS = {name: meaning for meaning, names in OPTIONS.items() for name in names}
+USUAL_FORMAT = "Q4_K_M"
+"""Format of a repository's file that -hf takes, where it names none."""
 DRAFT_MAX = 16
 """Drafted tokens of a draft model, where the command does not say."""
 FORMAT = re.compile(
