@@ -484,9 +484,8 @@ def has_columns(engine: EngineProfile) -> bool:
     """Whether constants are columns of several values, as in the fits of engines, by which profiles
     cannot be compared."""
     return any(
-        isinstance(value, np.ndarray)
+        np.ndarray in map(type, msgspec.structs.astuple(table))
         for table in engine.tables
-        for value in msgspec.structs.astuple(table)
     )
 
 

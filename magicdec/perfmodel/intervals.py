@@ -341,21 +341,6 @@ class Gains:
         return np.asarray(np.where(is_sure, lowest, np.minimum(found, self.most)))
 
 
-def gains_of(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Gains:
-    """The distribution of decoding's speedup, where tokens per step are uncertain by
-    `tokens_relative_error`."""
-    deviation, _ = step_errors(prediction.setup, prediction.terms, prediction.points.tp)
-    is_drafted = prediction.points.gamma > 0
-    tokens = drawn_tokens(prediction, ACCEPTANCES, tokens_relative_error)
-    speedups = prediction.speedup * tokens / prediction.expected_tokens_per_step
-    most = np.maximum(prediction.points.gamma + 1.0, speedups.max(axis=0))
-    return Gains(
-        speedups=speedups,
-        deviations=np.maximum(np.where(is_drafted, deviation, 0.0), LEAST_DEVIATION),
-        most=np.where(is_drafted, most, np.inf),
-    )
-
-
 def drawn_tokens(
     prediction: Prediction, sigmas: Array, tokens_relative_error: Any
 ) -> Array:
@@ -388,9 +373,25 @@ class Interval:
     tokens_relative_error: Any
 
     @cached_property
+    def _step_errors(self) -> tuple[Array, Array]:
+        prediction = self.prediction
+        return step_errors(prediction.setup, prediction.terms, prediction.points.tp)
+
+    @cached_property
     def gains(self) -> Gains:
         """The distribution of decoding's speedup."""
-        return gains_of(self.prediction, self.tokens_relative_error)
+        prediction = self.prediction
+        deviation, _ = self._step_errors
+        is_drafted = prediction.points.gamma > 0
+        tokens = drawn_tokens(prediction, ACCEPTANCES, self.tokens_relative_error)
+        speedups = prediction.speedup * tokens / prediction.expected_tokens_per_step
+        most = np.maximum(prediction.points.gamma + 1.0, speedups.max(axis=0))
+        deviations = np.where(is_drafted, deviation, 0.0)
+        return Gains(
+            speedups=speedups,
+            deviations=np.maximum(deviations, LEAST_DEVIATION),
+            most=np.where(is_drafted, most, np.inf),
+        )
 
     @cached_property
     def _speedup_ends(self) -> Array:
@@ -411,7 +412,7 @@ class Interval:
             prediction, np.array([-Z_90, Z_90]), self.tokens_relative_error
         )
         fewer, more = np.log(tokens / prediction.expected_tokens_per_step)
-        _, error = step_errors(prediction.setup, prediction.terms, prediction.points.tp)
+        _, error = self._step_errors
         tpot_s = prediction.tpot_s
         low_s = tpot_s * np.exp(-np.hypot(Z_90 * error, more))
         high_s = tpot_s * np.exp(np.hypot(Z_90 * error, fewer))

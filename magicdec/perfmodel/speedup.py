@@ -158,13 +158,7 @@ class Prediction:
         at = self.points
 
         def whole_s(prompt_len: Any) -> Array:
-            return prefill_terms(
-                self.setup,
-                batch=1.0,
-                prompt_len=prompt_len,
-                tp_size=at.tp,
-                budget=at.budget,
-            ).total_s
+            return _prefill_s(self.setup, prompt_len, at.tp, at.budget)
 
         return self.hits.seconds_of_rest(whole_s, at.context)
 
@@ -181,9 +175,7 @@ class Prediction:
         at = self.points
 
         def whole_s(prompt_len: Any) -> Array:
-            return prefill_terms(
-                alone, batch=1.0, prompt_len=prompt_len, tp_size=at.tp
-            ).total_s
+            return _prefill_s(alone, prompt_len, at.tp, None)
 
         without = self.hits.seconds_of_rest(whole_s, at.context)
         return np.maximum(self.prefill_s - without, 0.0)
@@ -218,6 +210,27 @@ class Prediction:
             expected_tokens_per_step=taken.of(self.expected_tokens_per_step),
             middle_tokens_per_step=taken.of(self.middle_tokens_per_step),
         )
+
+
+def _prefill_s(setup: Setup, prompt_len: Any, tp_size: Any, budget: Any) -> Array:
+    """Seconds of the prefill of one request alone. The many points of a plan have few prompts, each
+    of which is computed once."""
+    axes = np.broadcast_arrays(
+        prompt_len, tp_size, np.inf if budget is None else budget
+    )
+    distinct, place = np.unique(
+        np.reshape(axes, (len(axes), -1)), axis=1, return_inverse=True
+    )
+    prompts, ranks, budgets = distinct
+    seconds = prefill_terms(
+        setup,
+        batch=1.0,
+        prompt_len=prompts,
+        tp_size=ranks,
+        budget=None if budget is None else budgets,
+    ).total_s
+    of_points: Array = np.broadcast_to(seconds, prompts.shape)[place.ravel()]
+    return of_points.reshape(axes[0].shape)
 
 
 class _Taken:

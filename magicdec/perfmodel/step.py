@@ -102,8 +102,9 @@ class StepTerms:
         def mapped(time: ForwardTime) -> ForwardTime:
             for op in time.ops:
                 if id(op) not in changed:
-                    bases = tuple(basis.mapped(change) for basis in op.bases)
-                    changed[id(op)] = op.mapped(change, bases)
+                    changed[id(op)] = op.mapped(
+                        change, lambda basis: basis.mapped(change)
+                    )
             return ForwardTime(tuple(changed[id(op)] for op in time.ops))
 
         return StepTerms(

@@ -15,7 +15,7 @@ from magicdec.perfmodel.intervals import (
     LEVELS,
     Gains,
     engine_error,
-    gains_of,
+    interval,
     step_errors,
     tokens_error,
 )
@@ -81,7 +81,7 @@ def test_decoding_s_distribution_is_that_of_many_draws(
     predicted: tuple[Prediction, np.ndarray],
 ) -> None:
     prediction, error = predicted
-    agrees(gains_of(prediction, error), 1.0 / drawn_times(prediction, error))
+    agrees(interval(prediction, error).gains, 1.0 / drawn_times(prediction, error))
 
 
 def test_that_of_whole_requests_is_that_of_many_draws(
@@ -94,14 +94,14 @@ def test_that_of_whole_requests_is_that_of_many_draws(
     own = OF_ENGINE * of_engine - of_engine**2 / 2.0
     decoding = np.exp(own) / drawn_times(prediction, error)
     drawn = requests.speedup_at(decoding) * np.exp(-own)
-    agrees(requests.gains(gains_of(prediction, error)), drawn)
+    agrees(requests.gains(interval(prediction, error).gains), drawn)
 
 
 def test_the_expected_gain_is_the_one_that_configurations_are_ranked_by(
     predicted: tuple[Prediction, np.ndarray],
 ) -> None:
     prediction, error = predicted
-    gains = gains_of(prediction, error)
+    gains = interval(prediction, error).gains
     assert gains.expected == pytest.approx(
         prediction.full(prediction.speedup), rel=0.01
     )

@@ -315,21 +315,26 @@ def all_reduce_time(hw: Device, work: Message, kernels: str = "") -> Array:
     """
     curve = AllReduceCurve.of(hw, kernels)
     size, ranks = _inputs(work)
+    if ranks.max(initial=1.0) <= 1.0:
+        return np.zeros(size.shape)
     across = _across_nodes(hw, size, ranks)
     within = as_array(work.ranks, least=1.0)
     if hw.link.between_nodes_bytes_per_s is not None:
         within = np.minimum(within, float(hw.link.reach))
     time = curve.table_seconds(hw, Message(size, within))
-    switches = {
-        *ONE_SHOT_BYTES,
-        curve.direct_bytes,
-        curve.direct_bytes_wide,
-        curve.in_switch_bytes,
-    }
-    for switch in switches:
-        after = curve.table_seconds(hw, Message(switch, within))
-        time = np.where(size < switch, np.minimum(time, after), time)
-    return time + across
+    # one call for all sizes at which the algorithm changes, on an axis before the others
+    switches = np.reshape(
+        [
+            *ONE_SHOT_BYTES,
+            curve.direct_bytes,
+            curve.direct_bytes_wide,
+            curve.in_switch_bytes,
+        ],
+        (-1, *[1] * size.ndim),
+    )
+    after = curve.table_seconds(hw, Message(switches, within))
+    larger = np.where(size < switches, after, np.inf).min(axis=0)
+    return np.asarray(np.minimum(time, larger)) + across
 
 
 def one_way_time(hw: Device, work: Message, *, is_broadcast: bool = False) -> Array:

@@ -161,10 +161,10 @@ class Op:
     least_s: Array
     """Lower bound on the time: bytes and FLOPs at the device's peak rates. Operations without
     either keep their own time. """
-    spread_s: Any = 0.0
+    spread_s: Any = field(default_factory=float)
     """One standard deviation of the time over batches and lengths like the ones asked: where its
     blocks happen to end."""
-    bases: tuple[Basis, ...] = ()
+    bases: tuple[Basis, ...] = field(default_factory=tuple)
     """Sources of its kernels' times. Empty: an engine's constants."""
 
     def times(self, count: Any) -> Op:
@@ -175,16 +175,21 @@ class Op:
             **{name: getattr(self, name) * count for name in SECONDS},
         )
 
-    def mapped(self, change: Callable[[Any], Any], bases: tuple[Basis, ...]) -> Op:
-        """The operation with `change` done to its cost and seconds, and these bases."""
-        seconds = {name: change(getattr(self, name)) for name in SECONDS}
-        return Op(
+    def mapped(
+        self,
+        change: Callable[[Any], Any],
+        basis_change: Callable[[Basis], Basis],
+    ) -> Op:
+        """The operation with `change` done to its cost and seconds, and the other to its bases."""
+        mapped = object.__new__(_Mapped)
+        vars(mapped).update(
             name=self.name,
             group=self.group,
-            cost=Cost(*map(change, self.cost)),
-            bases=bases,
-            **seconds,
+            _source=self,
+            _change=change,
+            _basis_change=basis_change,
         )
+        return mapped
 
     def named(self, suffix: str) -> Op:
         """The operation with this behind the names of its kernels."""
@@ -198,6 +203,22 @@ class Op:
             time_s=np.maximum(self.time_s * factor, self.least_s),
             spread_s=self.spread_s * factor,
         )
+
+
+class _Mapped(Op):
+    """A changed operation, each of its quantities when it is first asked for: most are not."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in SECONDS:
+            value = self._change(getattr(self._source, name))
+        elif name == "cost":
+            value = Cost(*map(self._change, self._source.cost))
+        elif name == "bases":
+            value = tuple(map(self._basis_change, self._source.bases))
+        else:
+            raise AttributeError(name)
+        vars(self)[name] = value
+        return value
 
 
 def operation(
@@ -363,7 +384,7 @@ class ForwardTime:
             return np.sum(weight * value, axis=-1)
 
         def summed(op: Op) -> Op:
-            return op.mapped(over, tuple(basis.averaged(weight) for basis in op.bases))
+            return op.mapped(over, lambda basis: basis.averaged(weight))
 
         return ForwardTime(tuple(map(summed, self.ops)))
 

@@ -25,7 +25,7 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile, BelievedProfile
 from magicdec.perfmodel.acceptance.mixed import profile_on
 from magicdec.perfmodel.acceptance.uncertain import mean_tokens
 from magicdec.perfmodel.drafting import draft_of
-from magicdec.perfmodel.intervals import QUARTILES, gains_of, tokens_error
+from magicdec.perfmodel.intervals import QUARTILES, interval, tokens_error
 from magicdec.perfmodel.plan.choice import at_any_gamma, configuration, objective
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.rows import requests_of
@@ -143,7 +143,7 @@ class OnTexts:
             return [self.found.rows[place].gain for place in places]
         flat = np.array(texts) * num_rows + np.array(places)
         rows = self.prediction.take(flat)
-        gains = gains_of(rows, self._error.ravel()[flat])
+        gains = interval(rows, self._error.ravel()[flat]).gains
         whole = requests_of(case, rows)
         expected = rows.full(rows.speedup)
         if whole is not None:
