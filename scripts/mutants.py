@@ -79,7 +79,7 @@ OPERATORS = re.compile(
 )
 """One other for each operator, so that no place is drawn more often than another."""
 LEAST_KILLED = 0.9
-MOST_JUDGED_S = 15.0
+MOST_JUDGED_S = 30.0
 """Time that the tests of one change take without it, where none fails."""
 MOST_TEST_S = 3.0
 """Of the processor's time. Slower tests judge nothing."""
