@@ -26,6 +26,7 @@ from magicdec.specs import (
     OWN_METHOD,
     SELF,
     SPARSE_METHODS,
+    HeadSpec,
     Parallelism,
     load_engine,
     load_model_spec,
@@ -332,6 +333,28 @@ def test_the_options_name_pairs_of_drafts_and_methods(
         assert found == [(SELF, "streamingllm")]
     else:
         assert found == [(draft, "streamingllm"), (draft, "full")]
+
+
+@pytest.mark.parametrize(("draft", "is_taken"), [
+    (None, True), ("eagle3", True), ("ngram", False), ("eagle", False),
+])  # fmt: skip
+def test_a_head_that_is_given_is_the_draft(
+    monkeypatch: pytest.MonkeyPatch, draft: str | None, is_taken: bool
+) -> None:
+    given_head = HeadSpec(method="eagle3", trained_len=2048)
+    monkeypatch.setattr(drafts, "load_head", lambda _: given_head)
+    wanted = asked(draft=draft, draft_model="there/config.json")
+    if not is_taken:
+        with pytest.raises(ConfigError, match="is a head of eagle3, not of"):
+            drafts._with_its_draft(wanted)
+        return
+    found, head = drafts._with_its_draft(wanted)
+    assert (found.draft, head) == ("eagle3", given_head)
+    question = drafts._question(LLAMA, "eagle3", "eagle3", wanted, 4096, head)
+    assert question.trained_len == 2048
+    longer = HeadSpec(method="eagle3", trained_len=LLAMA.max_position_embeddings)
+    question = drafts._question(LLAMA, "eagle3", "eagle3", wanted, 4096, longer)
+    assert question.trained_len is None
 
 
 def test_a_profile_is_of_a_draft_that_is_planned() -> None:
