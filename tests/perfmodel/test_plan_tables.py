@@ -337,18 +337,19 @@ def test_memory_is_of_the_row_s_own_layout(tp_sizes: tuple[int, ...]) -> None:
         assert use.largest_autoregressive_batch == use.largest_batch
 
 
-@pytest.mark.parametrize(("draft", "method", "overhead_s"), [
+@pytest.mark.parametrize(("draft", "method", "steps"), [
     ("eagle3", "eagle3", 0.0), ("ngram", "ngram", 0.0), (SELF, "streamingllm", 0.0), ("llama-3.2-1b", "full", 0.0),
-    (SELF, "full", 0.0), ("eagle3", "eagle3", 0.05),
+    (SELF, "full", 0.0), ("eagle3", "eagle3", 10.0),
 ])  # fmt: skip
 def test_the_least_rate_that_pays_pays_and_a_smaller_one_does_not(
-    draft: str, method: str, overhead_s: float
+    draft: str, method: str, steps: float
 ) -> None:
     """By plans of constant rates, one rate at a time; where a step costs much beside its tokens, by deep drafts."""
     lacking = NeedsAcceptance(draft=draft, draft_method=method, reason="")
     own = answer_of(draft="none", batch_sizes=(16,))
-    if overhead_s:
-        engine = own.case.engine.with_constants(step_overhead_s=overhead_s)
+    if steps:
+        more_s = steps * own.document.autoregressive.step_s
+        engine = own.case.engine.with_constants(step_overhead_s=more_s)
         own = dataclasses.replace(own, case=dataclasses.replace(own.case, engine=engine))  # fmt: skip
     found = answer._with_paying_rate(own, lacking).break_even_acceptance_rate
     case = own.case
