@@ -72,6 +72,7 @@ def test_the_best_gains_most_of_those_that_are_sure_or_no_deeper_than_in_use(
         if choice.is_sure_depth or choice.gamma <= in_use:
             assert best.gain >= choice.gain
     assert best.is_sure_depth or best.gamma <= in_use
+    assert advice.best_of(choices) == advice.best_of(choices, 0)
     rival = advice_of(choices, in_use).rival
     others = [choice for choice in choices if choice.gamma != in_use]
     assert rival in others
@@ -220,6 +221,33 @@ def test_each_cell_of_the_table_is_the_best_there_and_says_whether_it_beats_none
             best = advice.best_of(choices_at(load, batch, context, over=0))
             assert gamma == best.gamma
             assert is_sure == (gamma == 0 or best.gain_low > 1.0)
+
+
+def test_one_gamma_is_set_where_following_several_costs_more_than_it_gains() -> None:
+    """Gains of the table's gammas over the best one, in the mean of the batches, against the engine's cost."""
+    rates = constant_profile((0.6, 0.5, 0.4), draft="eagle3", draft_method="eagle3")
+    load = load_of("eagle3", acceptance=rates, batch_size=120.0, context_len=512.0)
+    told = advice.advise(load)
+    gains = []
+    for batch in told.batch_sizes:
+        choices = choices_at(load, batch, 512.0, over=told.best.gamma)
+        gains.append(advice.best_of(choices).gain)
+    mean = math.prod(gains) ** (1.0 / len(gains))
+    assert mean > 1.0
+    for cost, is_one in ((mean - 1.001, False), (mean - 0.999, True)):
+        engine = load.setup.engine.with_constants(
+            gamma_table_cost=cost, gamma_table_cost_low=0.0, gamma_table_cost_high=9.0
+        )  # fmt: skip
+        setup = dataclasses.replace(load.setup, engine=engine)
+        at = dataclasses.replace(load, setup=setup)
+        bands = advice.bands(dataclasses.replace(told, situation=at))
+        if is_one:
+            assert bands == ((1, told.batch_sizes[-1], told.best.gamma),)
+            continue
+        assert (bands[0].first, bands[-1].last) == (1, told.batch_sizes[-1])
+        for batch, row in zip(told.batch_sizes, told.table, strict=True):
+            (gamma,) = [band.gamma for band in bands if band.first <= batch <= band.last]  # fmt: skip
+            assert gamma == row[told.context_lens.index(512)][0]
 
 
 # A server at fault

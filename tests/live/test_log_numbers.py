@@ -697,6 +697,7 @@ def test_runs_are_taken_together_and_say_so() -> None:
     nothing = reported.Result()
     told = reported._logged([one, nothing])
     assert (len(told.stretches), told.series, told.model, told.notes) == (1, SGLANG, "m", ())  # fmt: skip
+    assert told.gamma is None
     told = reported._logged([one, one])
     assert told.notes == ("2 runs are taken together, whatever their loads",)
     drafted = reported.Result(numbers={"tpot": 0.02, "output_tokens": 90.0, "accept_length": 2.5})  # fmt: skip
@@ -749,6 +750,18 @@ def test_a_run_of_requests_is_timed_by_their_first_and_last_tokens() -> None:
     assert reported._of_requests(run, 20).numbers["duration"] == 20.0
     assert reported._of_requests(run, 0).numbers["duration"] == 8.0
     assert reported._of_requests([], None).numbers == {}
+
+
+@pytest.mark.parametrize("histogram", [[3, 2, 1], {"0": 3, "1": 2, "2": 1}])
+def test_a_request_s_histogram_is_its_drafts_and_no_time(histogram: Any) -> None:
+    """How often 0, 1 and 2 drafts were accepted: six drafts of two tokens, three and one of which lived so long."""
+    told = {"acceptance_histogram": histogram, "num_spec_tokens": 2}
+    (stretch,) = reported._drafted([told])
+    counts = stretch.counts
+    assert (counts.drafts, counts.draft_tokens, counts.accepted) == (6.0, 12.0, 4.0)
+    assert counts.accepted_by_position == (3.0, 1.0)
+    assert counts.counted_steps == 6.0
+    assert (counts.output_tokens, counts.requests, stretch.seconds) == (0.0, 0.0, 0.0)
 
 
 def test_the_drafts_of_requests_take_the_place_of_the_runs_own() -> None:
