@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import settings as settings_of
 from hypothesis import strategies as st
 
 from magicdec.counts import Z_90
@@ -66,6 +67,7 @@ def is_here(change: Change) -> bool:
 # What comes first
 
 
+@settings_of(max_examples=40)
 @given(changes=st.lists(some_change(), max_size=7))
 def test_sure_costs_come_before_what_is_not_exact_and_that_before_gains(
     changes: list[Change],
@@ -91,6 +93,7 @@ def test_sure_costs_come_before_what_is_not_exact_and_that_before_gains(
     assert ranks == sorted(ranks)
 
 
+@settings_of(max_examples=40)
 @given(changes=st.lists(some_change(), max_size=5), problems=st.booleans(), runs=st.booleans())  # fmt: skip
 def test_the_change_to_make_is_the_first_that_costs_or_likely_gains_here(
     changes: list[Change], problems: bool, runs: bool
@@ -495,6 +498,7 @@ def test_a_change_s_price_in_words(fields: dict[str, Any], text: str) -> None:
     assert check_text._gain(change) == text
 
 
+@settings_of(max_examples=40)
 @given(changes=st.lists(some_change(), max_size=4), problems=st.booleans(), runs=st.booleans())  # fmt: skip
 def test_the_lines_hold_all_that_was_found_once(
     changes: list[Change], problems: bool, runs: bool
