@@ -137,7 +137,9 @@ def test_an_interval_adds_chance_and_costs_as_independent_errors(
     band = repeats.band(lambda each: each.ttft_s)
     chance = 1.6448536 * statistics.stdev(seeds)
     cheaper = seeds[0] - least * ends[0]
-    low = max(seeds[0] - math.sqrt(cheaper**2 + chance**2), 0.0)
+    low = seeds[0] - math.sqrt(cheaper**2 + chance**2)
+    if low <= 0.0:  # no wait is nothing
+        low = min(least * ends[0], *seeds)
     assert band.low == pytest.approx(low, rel=1e-5, abs=1e-6)
     if is_too_much:
         assert band.high is None

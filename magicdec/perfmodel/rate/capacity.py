@@ -541,7 +541,10 @@ class _Repeats:
         p95 = values[0]
         noise = Z_90 * float(np.std(values, ddof=1)) / p95
         faster = _p95(read(self.cheap)) * self.least
-        low = max(p95 - p95 * math.hypot(1.0 - faster / p95, noise), 0.0)
+        low = p95 - p95 * math.hypot(1.0 - faster / p95, noise)
+        if low <= 0.0:
+            # chance is as large as the wait itself
+            low = min(faster, *values)
         if self.dear.is_overloaded:
             return OpenInterval(low=low)
         slower = _p95(read(self.dear)) * self.most
