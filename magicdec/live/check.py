@@ -994,7 +994,7 @@ def _over(row: Candidate, now: Candidate, draws: Draws | None) -> Over:
 
 
 def _steps(row: Candidate, now: Candidate) -> str:
-    """What a row's steps make, and how they compare with those of now."""
+    """The tokens per step of a row and of what runs now, and which has the longer steps."""
     length = "longer" if row.step_s > now.step_s else "shorter"
     return (
         f"{row.drafting.tokens_per_step:.2f} tokens per step for {now.drafting.tokens_per_step:.2f}, "
