@@ -27,6 +27,7 @@ FREE_TEXTS = (
     "needs_acceptance.reason",
     "candidates.acceptance_source",
     "request.",
+    "context_is_default",
     "model",
     "engine",
 )
