@@ -477,3 +477,46 @@ def test_a_table_by_batch_is_named_where_it_gains_after_its_cost() -> None:
     llama: Any = SimpleNamespace(engine="llama.cpp", read={})
     assert check._by_batch(llama, drafted) == []
     assert load_engine("vllm").graphs.gamma_table_cost >= 0.0
+
+
+@given(tokens=st.integers(2, 500), requests=st.none() | st.integers(1, 9))
+def test_a_time_per_token_is_of_the_tokens_after_each_first_one(
+    tokens: int, requests: int | None
+) -> None:
+    """llama.cpp times all its tokens and counts no requests; TensorRT-LLM what comes after a first token."""
+    counts = CounterIncreases(
+        output_tokens=1000.0 + tokens, decode_seconds=20.0, decode_requests=requests
+    )
+    assert counts.tpot_s == pytest.approx(20.0 / (1000 + tokens - (requests or 0)))
+    stepped = CounterIncreases(output_tokens=100.0, requests=10.0, step_seconds=9.0)
+    assert stepped.tpot_s == pytest.approx(0.1)
+    means = CounterIncreases(mean_tpot_sum=3.0, mean_tpot_count=150.0)
+    assert means.tpot_s == pytest.approx(0.02)
+    assert CounterIncreases(output_tokens=5.0).tpot_s is None
+
+
+def test_a_damaged_file_of_several_is_the_first() -> None:
+    texts = [("one.json", '{"benchmarks": [1]}'), ("two.json", '{"benchmarks": [2]}')]
+    with pytest.raises(ConfigError, match=r"^one\.json is told to be of the form"):
+        forms.seen_in(texts)
+
+
+@pytest.mark.parametrize(("drafts", "is_named"), [(97.0, False), (98.0, True), (100.0, True)])  # fmt: skip
+def test_a_draft_in_nearly_every_step_is_none_that_is_looked_up(
+    drafts: float, is_named: bool
+) -> None:
+    """A look-up finds nothing in more than one step of fifty."""
+    names = VLLM.counters
+    samples = {
+        names["drafts"]: drafts, names["counted_steps"]: 100.0, names["output_tokens"]: 300.0,
+        VLLM.gauges["running"]: 2.0,
+    }  # fmt: skip
+    rows = {name: (({"model_name": "m"}, value),) for name, value in samples.items()}
+    one = Scrape(samples=rows, where="there")
+    found = forms.observed([one], None)
+    assert (found.announced is not None) == is_named
+    assert found.num_scrapes == 1
+    assert found.notes[0].startswith("one scrape: all since the server started")
+    two = forms.observed([Scrape(samples={}, where="there"), one], None)
+    assert two.num_scrapes == 2
+    assert not any("one scrape" in note for note in two.notes)
