@@ -336,6 +336,23 @@ def test_an_acceptance_that_is_given_is_of_the_commands_own_draft() -> None:
         assert getattr(without, name) is None
 
 
+@pytest.mark.parametrize("gamma", [None, 3])
+def test_a_gamma_that_is_left_to_the_engine_is_said(gamma: int | None) -> None:
+    model = load_model_spec("llama-3.1-8b")
+    options = {"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3}
+    command = command_of(f"--speculative-config '{json.dumps(options)}'")
+    own = msgspec.structs.replace(command.speculation, gamma=gamma)
+    command = msgspec.structs.replace(command, speculation=own)
+    load = AskedLoad(hardware="h100", batch=8)
+    request = check._request(command, load, model, [], [])
+    drafted = check._drafted(command, request, model)
+    assert drafted.row is not None
+    assert drafted.gamma == drafted.row.gamma
+    is_said = any("gamma is the engine's default" in note for note in drafted.notes)
+    assert is_said == (gamma is None)
+    assert gamma in (None, drafted.gamma)
+
+
 # Settings
 
 

@@ -16,8 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magicdec.errors import ConfigError
-from magicdec.live import benchmark_results, calibration, cost_check, drive, tune
+from magicdec.errors import ConfigError, ServerError
+from magicdec.live import (
+    benchmark_results,
+    calibration,
+    cost_check,
+    drive,
+    metrics,
+    tune,
+)
 from magicdec.live.benchmark_results import TimedRequest
 from magicdec.live.drive import (
     LoadPlan,
@@ -26,9 +33,12 @@ from magicdec.live.drive import (
     SentLoad,
     WindowTooShort,
 )
+from magicdec.live.http import parse_address
+from magicdec.live.metrics import Scrape
 from magicdec.live.tune import GammaTrial
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
+from magicdec.specs import load_model_spec
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.speculation import SpeculationSpec
 
@@ -300,6 +310,32 @@ def test_first_tokens_wait_for_the_passes_before_them() -> None:
         mean_waits = sum(range(1, others + 1)) / (others + 1.0)
         expected = seconds(1, long) + mean_waits * (rest + own + 0.01)
         assert seconds(others + 1, long) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("longest", [None, 5000, 10**9])
+def test_a_server_is_described_by_its_answers(
+    monkeypatch: pytest.MonkeyPatch, longest: int | None
+) -> None:
+    """Its own name, the shorter of its context and the model's, and what it drafts: nothing where it counts none."""
+    listed = {"data": [{"id": "name", "max_model_len": longest}]}
+    monkeypatch.setattr(calibration, "get", lambda _: json.dumps(listed).encode())
+    samples = {
+        name: (({"model_name": "m"}, 5.0),)
+        for name in (metrics.VLLM.counters["output_tokens"], metrics.VLLM.gauges["running"])
+    }  # fmt: skip
+    spec = load_model_spec("llama-3.1-8b")
+    address = parse_address("localhost:8000")
+    for scrape in (None, Scrape(samples=samples)):
+        monkeypatch.setattr(calibration, "_scrape", lambda _, found=scrape: found)
+        server = calibration.describe_server(address, spec)
+        assert server.model == "name"
+        assert server.max_len == min(longest or 131_072, 131_072)
+        assert (server.gamma, server.draft) == (0, None)
+        assert server.engine == ("" if scrape is None else "vllm")
+    for wrong in (b"{", b"[]", b'{"data": []}', b'{"data": [{}]}'):
+        monkeypatch.setattr(calibration, "get", lambda _, found=wrong: found)
+        with pytest.raises(ServerError, match="does not list a model"):
+            calibration.describe_server(address, spec)
 
 
 # Requests of other generators
