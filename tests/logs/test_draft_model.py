@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -91,6 +93,41 @@ def test_runs_are_cut_near_the_engine_s_longest_sequence() -> None:
         np.ones(10, dtype=bool), 2, np.array([4], dtype=np.int32), 11, steps
     )
     assert steps[0, : counts[0]].tolist() == [[2, 4, 4], [7, 2, 2]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    matches=st.lists(st.booleans(), min_size=1, max_size=30),
+    prompt_len=st.integers(0, 9),
+    gammas=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    max_len=st.integers(0, 34),
+)
+def test_steps_follow_the_runs_of_matches(
+    matches: list[bool], prompt_len: int, gammas: list[int], max_len: int
+) -> None:
+    """Token by token; none is drafted that would be the last of the engine's longest sequence, or
+    stand beyond it, and a step without a draft emits one all the same."""
+    size = len(matches)
+    steps = np.zeros((len(gammas), size, 3), dtype=np.int32)
+    counts = step_runs(
+        np.array(matches), prompt_len, np.array(gammas, np.int32), max_len, steps
+    )
+    for number, gamma in enumerate(gammas):
+        expected = []
+        place = prompt_len
+        while place < size:
+            room = gamma if max_len == 0 else max_len - place - 2
+            drafted = min(gamma, room) if room > 0 else 0
+            accepted = 0
+            while (
+                accepted < drafted
+                and place + accepted < size
+                and matches[place + accepted]
+            ):
+                accepted += 1
+            expected.append([place, drafted, accepted])
+            place += accepted + 1
+        assert steps[number, : counts[number]].tolist() == expected
 
 
 def test_a_token_outside_the_draft_s_vocabulary_is_refused(checkpoint: Path) -> None:
