@@ -102,6 +102,17 @@ def test_each_choice_is_a_request_and_tokens_are_of_one_alone(texts: list[str]) 
     assert [row.output for row in rows_of(observed, {})] == texts[:1]
 
 
+@pytest.mark.parametrize("other", [5, None, "a", []])
+def test_a_lists_form_is_told_by_its_first_entry(other: Any) -> None:
+    """Whatever comes last; one that begins otherwise is no such list."""
+    first = {"text": "blue"}
+    assert format_of({"prompt": "p", "choices": [first, other]}) == "OpenAI"
+    assert format_of({"prompt": "p", "choices": [other, first]}) is None
+    ids = {"prompt": [1], "output": [2]}
+    assert format_of({"rows": [ids, other]}) == "token ids"
+    assert format_of({"rows": [other, ids]}) is None
+
+
 @given(roles=st.lists(st.sampled_from(["user", "assistant", "system"]), min_size=1, max_size=5))  # fmt: skip
 def test_a_conversation_ends_in_its_answer(roles: list[str]) -> None:
     """Each answer is one, after all that stands before it."""
