@@ -17,6 +17,7 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.rate import capacity, load
 from magicdec.perfmodel.rate.load import Load
 from magicdec.perfmodel.rate.requests import Requests, Schedule, alike
+from magicdec.perfmodel.rate.simulate import SimulatedTimes
 from magicdec.specs.catalog import load_model_spec
 
 MODEL = load_model_spec("llama-3.1-8b")
@@ -142,3 +143,45 @@ def test_a_schedule_in_which_nothing_arrives_is_none() -> None:
     """It is refused as no schedule, not as one that is too short."""
     with pytest.raises(ConfigError, match="rates at seconds that ascend"):
         Schedule.of("0@0,0@100")
+
+
+@given(
+    limits=st.fixed_dictionaries(
+        {
+            name: st.none() | st.floats(1.0, 900.0)
+            for name in ("ttft_ms", "tpot_ms", "p95_ttft_ms", "p95_tpot_ms")
+        }
+    ),
+    factor=st.floats(0.5, 2.0),
+    seconds=st.lists(st.floats(0.001, 2.0), min_size=1, max_size=9),
+)
+def test_costs_so_many_times_as_large_are_limits_as_many_times_as_short(
+    limits: dict[str, float | None], factor: float, seconds: list[float]
+) -> None:
+    """Times that keep the limits, in time that runs so much slower, and no others."""
+    given_limits = {name: limit for name, limit in limits.items() if limit is not None}
+    asked = load_of(rate=3.0, **given_limits)
+    requests = alike(len(seconds), prompt_len=9, output_len=2)
+    requests.arrival_s[:] = 1e4 * np.arange(len(seconds))
+    waited = np.array(seconds)
+
+    def outcome(speed: float) -> SimulatedTimes:
+        first_s = requests.arrival_s + waited / speed
+        last_s = first_s + waited / speed / 20.0
+        return SimulatedTimes(
+            requests=requests, first_s=first_s, last_s=last_s, replicas=[]
+        )
+
+    shorter = asked.with_limits_over(factor)
+    for name, limit in limits.items():
+        field = name.replace("_ms", "_limit_s").replace("p95_ttft_limit_s", "ttft_p95_s")  # fmt: skip
+        field = field.replace("p95_tpot_limit_s", "tpot_p95_s")
+        found = getattr(shorter.request, field)
+        if limit is None:
+            assert found is None
+        else:
+            assert found == pytest.approx(limit / 1e3 / factor)
+    assert shorter.has_limits == asked.has_limits == bool(given_limits)
+    kept, sooner, later = (asked.kept_by(outcome(by)) for by in (1.0, 1.000001, 0.999999))  # fmt: skip
+    if sooner == later:
+        assert shorter.kept_by(outcome(factor)) == kept
