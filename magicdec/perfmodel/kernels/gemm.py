@@ -25,6 +25,7 @@ from magicdec.perfmodel.kernels.base import (
     Rows,
     WorkingSet,
     arrays,
+    as_array,
     best_fit,
     cache_speedup,
     minimise,
@@ -177,10 +178,11 @@ class GemmCurve(KernelCurve, frozen=True, kw_only=True):
         rate = self.flops_efficiency * hw.compute_rate(compute_dtype)
         overhead_s = np.full(memory_s.shape, self.overhead_s)
         if self.tiled:
-            used_rows = np.full(m.shape, np.inf)
+            used_rows = np.asarray(np.inf)
             if weight_bytes < element:
                 rate = WEIGHT_ONLY_RATE * rate
-                used_rows = np.ceil(m / WEIGHT_ONLY_ROWS) * WEIGHT_ONLY_ROWS
+                tokens = as_array(work.m)
+                used_rows = np.ceil(tokens / WEIGHT_ONLY_ROWS) * WEIGHT_ONLY_ROWS
             compute_s = 2.0 * m * n * k / rate
             busy_s = self._in_tiles(
                 hw, work, memory_s=memory_s, rate=rate, used_rows=used_rows
@@ -233,7 +235,9 @@ class GemmCurve(KernelCurve, frozen=True, kw_only=True):
         For a given split, the tile that is cheapest alone is cheapest with the memory ceiling too,
         so tiles are compared first and the ridge is taken once per split.
         """
-        m, n, k = arrays(*work[:3])
+        # each on its own axes: a search over tp has few n and k for its many m
+        m, n, k = map(as_array, work[:3])
+        m = np.array(m, ndmin=memory_s.ndim)
         num_sm = hw.num_multiprocessors
         tile_rate = rate / num_sm
         stream_rate = self.stream_ratio * hw.memory_bytes_per_s / num_sm
