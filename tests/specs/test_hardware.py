@@ -79,7 +79,7 @@ def test_every_number_of_the_catalog_names_its_source():
         ):
             if key == "l2_bytes" and not profile.l2_bytes:
                 continue  # Apple states none
-            assert re.match(r"(datasheet|measured)", sources[key]), (name, key)
+            assert re.match(r"(datasheet|measured|computed)", sources[key]), (name, key)
         assert "compared" in sources["checked"], name
         if not name.endswith("-measured"):
             linked = ("memory_bytes", "memory_bytes_per_s", "flops_per_s", "link")
