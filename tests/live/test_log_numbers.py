@@ -774,3 +774,30 @@ def test_the_drafts_of_requests_take_the_place_of_the_runs_own() -> None:
     assert (found.unit, found.number, found.gamma) == ("requests", 2, 4)
     assert [stretch.counts.counted_steps for stretch in found.stretches] == [0.0, None, None]  # fmt: skip
     assert found.stretches[0].counts.draft_tokens == 0.0
+
+
+def test_lines_of_engines_side_by_side_are_told_apart() -> None:
+    """SGLang's by their rank; a count of drafts without a line of its own is of vLLM's engine before it."""
+    lines = [
+        f"[2026-01-20 10:00:00 DP{rank} TP0] Decode batch, #running-req: {rank + 1}, gen throughput (token/s): 10"
+        for rank in (0, 1)
+    ]
+    told = engine_logs.read_sglang_log("\n".join(lines))
+    assert [stretch.engine for stretch in told.stretches] == ["0", "1"]
+    counted = "INFO 11-20 10:00:{} SpecDecoding metrics: Accepted: {} tokens, Drafted: 20 tokens"  # fmt: skip
+    lines = [vllm_line(0), vllm_line(0, engine="001"), counted.format("00", 5), counted.format("10", 7)]  # fmt: skip
+    found = engine_logs.read_vllm_log("\n".join(lines)).stretches
+    by_engine = [(stretch.engine, stretch.counts.accepted) for stretch in found]
+    assert ("1", 5.0) in by_engine
+    assert ("1", 7.0) in by_engine
+    alone = engine_logs.read_vllm_log(counted.format("00", 5)).stretches
+    assert [stretch.engine for stretch in alone] == [""]
+
+
+@pytest.mark.parametrize(("cells", "sections"), [
+    (["", "A", "", "", "B", ""], ["", "A", "A", "A", "B", "B"]), ([], []), (["A"], ["A"]), (["", ""], ["", ""]),
+])  # fmt: skip
+def test_a_section_stands_over_the_columns_up_to_the_next(
+    cells: list[str], sections: list[str]
+) -> None:
+    assert reported._carried(cells) == sections
