@@ -801,3 +801,17 @@ def test_a_section_stands_over_the_columns_up_to_the_next(
     cells: list[str], sections: list[str]
 ) -> None:
     assert reported._carried(cells) == sections
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 5])
+def test_totals_of_the_oldest_logs_are_drafts_of_full_length(gamma: int) -> None:
+    """A hundred drafts of which each made two tokens, then as many again."""
+    totals = engine_logs._Totals(True)
+    for number in (1, 2):
+        told = LineFields(
+            f"Number of speculative tokens: {gamma}, Number of draft tokens: {100 * gamma * number}, "
+            f"Number of emitted tokens: {200 * number}"
+        )
+        line = engine_logs._StatisticsLine(engine="", clock_s=None, speculation=told, is_total=True)  # fmt: skip
+        found = engine_logs._vllm_drafts(line, told, totals, None, None)
+        assert found == (100.0, 100.0 * gamma, 100.0, ())
