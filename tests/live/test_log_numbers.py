@@ -527,6 +527,7 @@ def test_engines_side_by_side_are_summed_and_their_batches_averaged() -> None:
     assert found.window_s == max(part.window_s or 0.0 for part in found.parts)
     uneven = observation_of(LoggedSeries(series=VLLM, stretches=stretches[:3]))
     assert len(uneven.segments) == 3
+    assert uneven.load.gamma is None
     some = [*stretches[:1], of_engine("1", step_s=None)]
     assert observation_of(LoggedSeries(series=VLLM, stretches=some)).own_tokens_per_s is None  # fmt: skip
 
