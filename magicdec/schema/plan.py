@@ -669,7 +669,7 @@ class Plan(CaseAnswer, frozen=True, kw_only=True):
     engine: str
     request: Request
     context_is_default: bool = False
-    """Whether nobody asked for the request's context."""
+    """Whether it is of the default context, which nobody asked for."""
     precision: Formats
     other_cases: list[CaseAnswer]
     needs_acceptance: list[NeedsAcceptance]

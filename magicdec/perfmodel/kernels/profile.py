@@ -15,7 +15,7 @@ import hashlib
 import re
 import tomllib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -304,6 +304,20 @@ def _of_catalog(key: str, given: str) -> HardwareProfile:
     return _load_file(_files()[stem])
 
 
+def _alike(given: str, aliases: Mapping[str, str]) -> dict[str, str]:
+    """The aliases that a name may stand for: another letter or number is another device, one left out a
+    slip."""
+    numbered = re.findall(r"[a-z]*\d+", given.lower())
+    if not numbered:
+        return dict(aliases)
+    alike = {}
+    for alias, name in aliases.items():
+        for part in re.findall(r"[a-z]*\d+", alias):
+            if any(each.startswith(part) or part.startswith(each) for each in numbered):
+                alike[alias] = name
+    return alike
+
+
 def _unknown_hardware(given: str) -> ConfigError:
     """An error that names the devices with the same number, else the name most like the given."""
     if "laptop" in given.lower() or "mobile" in given.lower():
@@ -322,18 +336,7 @@ def _unknown_hardware(given: str) -> ConfigError:
             f"{given} is not covered: kernels and engines of TPUs, Trainium and Inferentia were not "
             "modelled; --hardware FILE.toml plans a device by its ceilings alone (docs/extending.md)"
         )
-    known = hardware_aliases()
-    numbered = re.findall(r"[a-z]*\d+", given.lower())
-    if numbered:  # another letter or number is another device
-        known = {
-            alias: name
-            for alias, name in known.items()
-            if any(
-                word.startswith(part)
-                for part in re.findall(r"[a-z]*\d+", alias)
-                for word in numbered
-            )
-        }
+    known = _alike(given, hardware_aliases())
     words = [word for word in given.split() if word.lower() not in VENDORS]
     if not closest(given, known):  # a driver's name has more words than ours
         beginnings = ("-".join(words[:length]).lower() for length in (3, 2, 1))

@@ -428,7 +428,9 @@ def document_of(
         model=model.name,
         engine=first.case.engine.name,
         request=request.record(),
-        context_is_default=request.context_lens is DEFAULT_CONTEXTS,
+        context_is_default=request.context_lens is DEFAULT_CONTEXTS
+        and request.workload is None
+        and request.requests is None,
         precision=Formats(
             weight_dtype=setup.precision.weight_dtype,
             kv_dtype=setup.precision.kv_dtype,
