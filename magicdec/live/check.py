@@ -237,9 +237,8 @@ def check_command(
     command = _with_own_head(command, model)
     # a draft's faults need no device, so they are said whatever fits
     found = _standing(command, model, reads_files=reads_files)
-    starts = found is None or found.starts
     of_command = []
-    if found is not None and not starts:
+    if found is not None and not found.starts:
         of_command.append(_refusal(command, found))
     if command.speculation is not None and command.speculation.contradiction:
         problems.append(command.speculation.contradiction)
@@ -284,7 +283,7 @@ def check_command(
     # every draft is compared with as many users
     fitting = msgspec.structs.replace(request, batch_sizes=(alone.batch_size,))
     drafted = Drafted()
-    if found is None or starts:
+    if found is None or found.starts:
         drafted = _drafted(command, fitting, model)
         of_draft = _on_speculation(command, drafted, free)
     else:

@@ -161,6 +161,7 @@ class Op:
     least_s: Array
     """Lower bound on the time: bytes and FLOPs at the device's peak rates. Operations without
     either keep their own time. """
+    # made by factories: a default on the class would be found before `_Mapped` is asked for its own
     spread_s: Any = field(default_factory=float)
     """One standard deviation of the time over batches and lengths like the ones asked: where its
     blocks happen to end."""
