@@ -7,6 +7,7 @@ NCCL's, else gloo's.
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -160,9 +161,15 @@ class TensorParallel:
 SINGLE = TensorParallel()
 
 
-def join_world(device_type: str = "cpu") -> TensorParallel:
+def join_world(
+    device_type: str = "cpu", listener: socket.socket | None = None
+) -> TensorParallel:
     """This process's place among the ranks of its environment (torchrun's variables), which are one
-    tensor-parallel group. Without such variables: a group of one."""
+    tensor-parallel group. Without such variables: a group of one.
+
+    `listener` is an open socket at the port where ranks meet, which rank 0 takes over; without it
+    rank 0, or torchrun, opens that port.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return TensorParallel()
@@ -171,6 +178,19 @@ def join_world(device_type: str = "cpu") -> TensorParallel:
         if device_type == "cuda":
             backend = "nccl"
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        if listener is not None:
+            # the group's own store joins the server that this process runs at its port; held
+            # until it has
+            address, port = listener.getsockname()
+            meeting = dist.TCPStore(  # type: ignore[attr-defined]  # noqa: F841
+                address,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                multi_tenant=True,
+                timeout=COLLECTIVE_TIMEOUT,
+                master_listen_fd=listener.detach(),
+            )
         dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
     return TensorParallel(rank=dist.get_rank(), size=dist.get_world_size())
 

@@ -42,6 +42,7 @@ HEARTBEAT_S = 1.0
 SET_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 ENDING = (signal.SIGINT, signal.SIGTERM)
+LOOPBACK = "127.0.0.1"
 T = TypeVar("T")
 
 
@@ -102,28 +103,30 @@ def _start(tp_size: int, work: bytes, ranks: dict[Connection, SpawnProcess]) -> 
     # with the first process otherwise, and it unblocks the signals deferred here
     resource_tracker.ensure_running()
     context = multiprocessing.get_context("spawn")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    world = {
-        "WORLD_SIZE": tp_size,
-        "LOCAL_WORLD_SIZE": tp_size,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
-    for rank in range(tp_size):
-        receiver, sender = context.Pipe(duplex=False)
-        variables = world | {"RANK": rank, "LOCAL_RANK": rank}
-        place = {name: str(value) for name, value in variables.items()}
-        process = context.Process(
-            target=_enter,
-            args=(os.getpid(), place, sender, work),
-            daemon=True,
-            name=str(rank),
-        )
-        process.start()
-        # the child holds its own end: when it dies, the receiver sees the end of the file
-        sender.close()
-        ranks[receiver] = process
+    # rank 0 takes over the open socket: a port that were only found free could be another
+    # process's by the time it has loaded torch
+    with socket.create_server((LOOPBACK, 0), backlog=tp_size) as meeting:
+        world = {
+            "WORLD_SIZE": tp_size,
+            "LOCAL_WORLD_SIZE": tp_size,
+            "MASTER_ADDR": LOOPBACK,
+            "MASTER_PORT": meeting.getsockname()[1],
+        }
+        for rank in range(tp_size):
+            receiver, sender = context.Pipe(duplex=False)
+            variables = world | {"RANK": rank, "LOCAL_RANK": rank}
+            place = {name: str(value) for name, value in variables.items()}
+            listener = meeting if rank == 0 else None
+            process = context.Process(
+                target=_enter,
+                args=(os.getpid(), place, listener, sender, work),
+                daemon=True,
+                name=str(rank),
+            )
+            process.start()
+            # the child holds its own end: when it dies, the receiver sees the end of the file
+            sender.close()
+            ranks[receiver] = process
 
 
 def _collect(ranks: dict[Connection, SpawnProcess]) -> Any:
@@ -199,9 +202,16 @@ def _deferred_signals() -> Iterator[None]:
             signal.raise_signal(caught)
 
 
-def _enter(parent: int, place: dict[str, str], sender: Connection, work: bytes) -> None:
+def _enter(
+    parent: int,
+    place: dict[str, str],
+    listener: socket.socket | None,
+    sender: Connection,
+    work: bytes,
+) -> None:
     """Runs a rank: takes its place (torchrun's variables), calls the function that `work` holds
-    with its arguments, and answers with the result or the failure."""
+    with its arguments, and answers with the result or the failure. Rank 0 has the socket on which
+    ranks meet."""
     end_with_parent(parent)
     os.environ.update(place)
     if sys.platform == "linux":
@@ -216,7 +226,7 @@ def _enter(parent: int, place: dict[str, str], sender: Connection, work: bytes) 
 
         # the main module may have loaded torch before
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        tp = join_world(device_type)
+        tp = join_world(device_type, listener)
         value = function(tp, *arguments)
         answer = None
         if tp.rank == 0:
