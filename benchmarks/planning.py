@@ -4,6 +4,7 @@ cold start     wall time of `magicdec plan` with default arguments, from a fresh
 throughput     configurations per second: the times of all terms of a step, tokens per step, speedup, and the fit in
                memory of every (batch, context, tp, draft, budget, gamma), element by element in numpy
 page           CPU time of the what-if page's answers, for states never asked before
+replays        tokens of a log per second of processor time, for one setting of each look-up
 
 python benchmarks/planning.py
 """
@@ -21,6 +22,9 @@ import numpy as np
 
 from magicdec.explore.server import Explorer
 from magicdec.explore.state import Catalog
+from magicdec.logs.lookups import lookup
+from magicdec.logs.ngram import NgramReplay
+from magicdec.logs.suffix import SuffixReplay
 from magicdec.perfmodel.acceptance import MeasuredProfile
 from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.kernels.profile import load_hardware
@@ -117,8 +121,32 @@ def page() -> dict[str, float]:
     return found
 
 
+def replays() -> dict[str, int]:
+    """Median tokens per second over texts that repeat parts of themselves."""
+    rng = np.random.default_rng(0)
+    parts = rng.integers(0, 32_000, (400, 50), dtype=np.int32)
+    texts = [parts[rng.integers(0, 400, 200)].ravel() for _ in range(20)]
+    prompt_len, found = 4000, {}
+    for name in ("ngram", "suffix"):
+        replay: NgramReplay | SuffixReplay = (
+            NgramReplay([lookup("ngram", gamma=3)])
+            if name == "ngram"
+            else SuffixReplay([lookup("suffix", gamma=8)])
+        )
+        replay.replay(texts[0], prompt_len)  # compiles
+        rates = []
+        for _ in range(REPETITIONS):
+            started = time.process_time()
+            for text in texts:
+                replay.replay(text, prompt_len)
+            tokens = sum(len(text) for text in texts)
+            rates.append(tokens / (time.process_time() - started))
+        found[name] = round(statistics.median(rates))
+    return found
+
+
 if __name__ == "__main__":
-    for measure in (cold_start, throughput, page):
+    for measure in (cold_start, throughput, page, replays):
         print(
             json.dumps(
                 {"benchmark": measure.__name__, "repetitions": REPETITIONS, **measure()}

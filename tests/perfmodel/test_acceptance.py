@@ -4,7 +4,6 @@ batches against simulated ones."""
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ from magicdec.perfmodel.acceptance.law import Law, LawError, static_batch_effici
 from magicdec.perfmodel.acceptance.replayed import LookupSetting, RangeOfSteps, Replay
 from magicdec.perfmodel.plan.drafts import load_profiles
 from magicdec.perfmodel.planner import PlanRequest, make_plan
-from tests.pace import slowness
 
 laws = st.builds(
     Law, rejection=st.floats(0.0, 5.0), budget_exponent=st.floats(0.0, 3.0), context_exponent=st.floats(-1.0, 1.0),
@@ -141,9 +139,7 @@ def test_a_known_law_is_recovered_from_counts_at_budgets_not_measured() -> None:
         reference_context=2048, concentration=8.0, drift=0.5,
     )  # fmt: skip
     counts = sampled_counts(true, blocks=3000, gamma=6, seed=1)
-    started = time.process_time()
     fitted = acceptance.fit_profile(counts, model="m")
-    assert time.process_time() - started < 5 * slowness()
     at = {"budget": np.array([96, 384, 1536]), "context": 3000, "gamma_max": 8}
     assert (
         np.abs(fitted.conditional_rates(**at) - true.conditional_rates(**at)).max()

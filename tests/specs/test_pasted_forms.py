@@ -240,12 +240,16 @@ ATTACKS = {
 }
 
 
+END_CPU_S = 30.0
+"""Processor time in which a third of the longest text is refused: some tenths of a second on any machine, and minutes
+where the time grows with the square of its length or doubles with each line."""
+
+
 @pytest.mark.parametrize("name", ATTACKS)
 def test_any_text_ends_soon(name: str) -> None:
-    """A second of the processor at most for a third of the longest text."""
     before = time.process_time()
     assert len(refusal(ATTACKS[name])) < 1000
-    assert time.process_time() - before < 1.0
+    assert time.process_time() - before < END_CPU_S
 
 
 WORD = st.sampled_from(
