@@ -4,19 +4,21 @@
     python scripts/mutants.py logs live --number 10 --seed 7
     python scripts/mutants.py plan --skip 10 --number 10 --keep build/watched      the eleventh to the twentieth
 
-cosmic-ray makes the changes: an operator, a comparison, a number, a condition or a loop. Each is judged in a copy of
-the working tree by the folder's fast tests, until one fails: first those that run the changed line, then those of the
-same files, then those that enter the module, of each the quickest that run the fewest lines, for as long as
-MOST_JUDGED_S. Which test runs which lines is found once, by coverage; `--keep` names a folder that holds it for the
-next call. Survivors are printed with their line. A test that fails must pass without the change, after the same tests:
-one that fails then too judges nothing any more. A judge that dies is asked a second time; a change whose second judge
-dies too is not judged, and no more noticed than one that survives. The exit code is 1 where a folder's tests notice
-fewer than nine in ten.
+cosmic-ray makes the changes: an operator, a comparison, a number, a condition or a loop; flags that only declare
+(`frozen`, `kw_only`, `strict`, numba's `cache`) are left out. Each is judged in a copy of the working tree by the
+folder's fast tests, until one fails: first those that run the changed line (of a constant, that name it or run a line
+that does), then those of the same files, then those that enter the module, of each the quickest that run the fewest
+lines, for as long as MOST_JUDGED_S. Which test runs which lines is found once, by coverage of the quickest tests of
+each file (WATCHED_S), and kept for the next call (`--keep`). Survivors are printed with their line. A test that fails
+must pass without the change, after the same tests: one that fails then too judges nothing any more. A judge that dies
+is asked a second time; a change whose second judge dies too is not judged, and no more noticed than one that survives.
+The exit code is 1 where a folder's tests notice fewer than nine in ten.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import importlib
 import multiprocessing
@@ -27,12 +29,13 @@ import resource
 import shutil
 import signal
 import sys
-import tempfile
 import time
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
+from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +52,7 @@ FOLDERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "traffic": (
         ("magicdec/perfmodel/rate/*.py", "magicdec/validate/traffic.py"),
         ("tests/perfmodel/test_tra*.py", "tests/perfmodel/test_ca*.py", "tests/perfmodel/test_load*.py",
-         "tests/perfmodel/test_g*way.py", "tests/perfmodel/test_prefix*.py", "tests/validate/test_traffic_rows.py"),
+         "tests/perfmodel/test_g*way.py", "tests/perfmodel/test_pref*.py", "tests/validate/test_traffic_rows.py"),
     ),
     "logs": (
         ("magicdec/logs/*.py",),
@@ -78,6 +81,9 @@ OPERATORS = re.compile(
     r"ReplaceUnaryOperator_(Delete_Not|Delete_USub))"
 )
 """One other for each operator, so that no place is drawn more often than another."""
+DECLARED = frozenset({"cache", "frozen", "kw_only", "strict"})
+"""Flags by name that declare something of code or data that is right either way: whether numba keeps it, whether
+nobody assigns to it, how it is called, that two lengths are equal."""
 LEAST_KILLED = 0.9
 MOST_JUDGED_S = 30.0
 """Time that the tests of one change take without it, where none fails."""
@@ -86,6 +92,8 @@ MOST_TEST_S = 3.0
 MOST_FIRST_S = 90.0
 """The first time, when functions are compiled."""
 MOST_FILE_S = 600
+WATCHED_S = 20.0
+"""Of the tests of a file that judge, together, without coverage."""
 NO_END_FACTOR = 10.0
 """A test that works so much longer than any that judges comes to no end: noticed, since an endless loop would be.
 One that waits tells nothing: others use the machine too."""
@@ -146,13 +154,16 @@ def changes_of(copy: Path, module: Path) -> list[Change]:
 
 
 def is_without_effect(node: Any) -> bool:
-    """Whether a change of it changes no result: the star before parameters by name, which is no operator, and whether
-    numba keeps its code."""
+    """Whether a change of it changes no result: the star before parameters by name, which is no operator, and a flag
+    that only declares."""
     if node.parent is None:
         return False
     is_star = node.parent.type == "parameters" and node.value == "*"
+    is_flag = node.type == "keyword" and node.value in ("True", "False")
     return is_star or (
-        node.parent.type == "argument" and node.parent.get_first_leaf().value == "cache"
+        is_flag
+        and node.parent.type == "argument"
+        and node.parent.get_first_leaf().value in DECLARED
     )
 
 
@@ -245,83 +256,144 @@ class Watch:
         if not report.passed:
             self.not_passed.add(report.nodeid)
 
+    @property
+    def passed(self) -> dict[str, float]:
+        """The time of each test that passed."""
+        return {test: seconds for test, seconds in self.seconds.items() if test not in self.not_passed}  # fmt: skip
+
 
 def watched_in(copy: Path, modules: list[Path], tests: Path) -> dict[str, Watched]:
-    """The tests of a file that pass, by their node ids."""
-    sources = [str(copy / module) for module in modules]
-    measured = coverage.Coverage(data_file=None, config_file=False, include=sources)
-    watch = Watch(measured)
-    measured.start()
-    run_tests([str(tests)], watch, f"--timeout={MOST_FIRST_S}")
-    measured.stop()
-    data = measured.get_data()
-    found = {
-        test: Watched(seconds, {})
-        for test, seconds in watch.seconds.items()
-        if test not in watch.not_passed
-    }
-    for module, source in zip(modules, sources, strict=True):
-        for line, contexts in data.contexts_by_lineno(source).items():
-            for test in set(contexts) & set(found):
-                found[test].lines.setdefault(str(module), []).append(line)
+    """The tests of a file that pass and that may judge, by their node ids: the quickest that take WATCHED_S together,
+    since coverage makes a simulation several times as long."""
+    seconds = timed_apart(copy, [str(tests)])
+    slow = [test for test, each_s in seconds.items() if each_s > MOST_TEST_S]
+    if slow:  # once more, now that what they call is compiled
+        seconds |= dict.fromkeys(slow, MOST_FIRST_S) | timed_apart(copy, slow)
+    left_s = WATCHED_S
+    chosen = []
+    for test in sorted(seconds, key=seconds.__getitem__):
+        left_s -= seconds[test]
+        if left_s >= 0.0 and seconds[test] <= MOST_TEST_S:
+            chosen.append(test)
+    lines = apart(copy, MOST_FILE_S, lines_of, copy, modules, chosen) if chosen else {}
+    if lines in (NO_END, DIED):
+        sys.exit(f"{tests} takes more than {MOST_FILE_S} s, or ends the process")
+    return {test: Watched(seconds[test], lines[test]) for test in chosen if test in lines}  # fmt: skip
+
+
+def timed_apart(copy: Path, tests: list[str]) -> dict[str, float]:
+    seconds = apart(copy, MOST_FILE_S, timed, tests)
+    if seconds in (NO_END, DIED):
+        sys.exit(f"{tests[0]} takes more than {MOST_FILE_S} s, or ends the process")
+    found: dict[str, float] = seconds
     return found
-
-
-def quick(copy: Path, found: dict[str, Watched]) -> dict[str, Watched]:
-    """Those that take no longer than a judge may; a slow one is timed again, now that it has been compiled."""
-    slow = [test for test, seen in found.items() if seen.seconds > MOST_TEST_S]
-    if slow:
-        seconds = apart(copy, MOST_FILE_S, timed, slow)
-        if seconds in (NO_END, DIED):
-            seconds = {}
-        for test in slow:
-            again_s = seconds.get(test, MOST_FIRST_S)
-            found[test] = found[test]._replace(seconds=again_s)
-    return {test: seen for test, seen in found.items() if seen.seconds <= MOST_TEST_S}
 
 
 def timed(tests: list[str]) -> dict[str, float]:
     """The time of each test that passes."""
     watch = Watch()
     run_tests(tests, watch, f"--timeout={MOST_FIRST_S}")
-    return {test: seconds for test, seconds in watch.seconds.items() if test not in watch.not_passed}  # fmt: skip
+    return watch.passed
+
+
+def lines_of(
+    copy: Path, modules: list[Path], tests: list[str]
+) -> dict[str, dict[str, list[int]]]:
+    """What each test that passes runs of each module."""
+    sources = {str(module): str(copy / module) for module in modules}
+    measured = coverage.Coverage(data_file=None, config_file=False, include=[*sources.values()])  # fmt: skip
+    watch = Watch(measured)
+    measured.start()
+    run_tests(tests, watch, f"--timeout={MOST_FIRST_S}")
+    measured.stop()
+    data = measured.get_data()
+    found: dict[str, dict[str, list[int]]] = {test: {} for test in watch.passed}
+    for module, source in sources.items():
+        for line, contexts in data.contexts_by_lineno(source).items():
+            for test in set(contexts) & set(found):
+                found[test].setdefault(module, []).append(line)
+    return found
 
 
 def watched(copy: Path, folder: str, keep: Path) -> dict[str, Watched]:
-    """The tests of a folder that pass, by their node ids; those of files that an earlier call watched are read."""
+    """The tests of a folder that may judge, by their node ids. Those of files that an earlier call watched are read,
+    as long as neither they nor the folder's modules have changed: a change elsewhere hardly moves what they run, and
+    a test that then fails judges nothing."""
     modules = files_of(copy, FOLDERS[folder][0])
-    package = hashlib.sha256()
-    for path in sorted(copy.glob("magicdec/**/*.py")):
-        package.update(path.read_bytes())
+    judged = hashlib.sha256(f"{WATCHED_S} {MOST_TEST_S}".encode())
+    for module in modules:
+        judged.update((copy / module).read_bytes())
     found: dict[str, Watched] = {}
     for tests in files_of(copy, FOLDERS[folder][1]):
-        digest = package.copy()
+        digest = judged.copy()
         digest.update((copy / tests).read_bytes())
         kept = keep / f"{folder}-{tests.stem}-{digest.hexdigest()[:16]}.json"
         if not kept.exists():
-            of_file = apart(copy, MOST_FILE_S, watched_in, copy, modules, tests)
-            if of_file in (NO_END, DIED):
-                sys.exit(f"{tests} takes more than {MOST_FILE_S} s, or ends the process")  # fmt: skip
-            kept.write_bytes(msgspec.json.encode(quick(copy, of_file)))
+            kept.write_bytes(msgspec.json.encode(watched_in(copy, modules, tests)))
         found |= msgspec.json.decode(kept.read_bytes(), type=dict[str, Watched])
     return found
 
 
-def judges(change: Change, tests: dict[str, Watched]) -> list[str]:
+def constants_at(copy: Path, change: Change) -> list[str]:
+    """The names that the changed line defines, where it is of a module or a class: it runs when they are imported, in
+    no test."""
+    tree = ast.parse((copy / change.module).read_text(encoding="utf-8"))
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]  # fmt: skip
+    for statement in chain.from_iterable(bodies):
+        is_there = statement.lineno <= change.line <= (statement.end_lineno or 0)
+        if is_there and isinstance(statement, ast.Assign | ast.AnnAssign):
+            targets = [statement.target] if isinstance(statement, ast.AnnAssign) else statement.targets  # fmt: skip
+            names = [node for target in targets for node in ast.walk(target)]
+            return [node.id for node in names if isinstance(node, ast.Name)]
+    return []
+
+
+@cache
+def functions_of(tests: Path) -> dict[str, str]:
+    """The text of each test of a file, by its name."""
+    text = tests.read_text(encoding="utf-8")
+    return {
+        node.name: ast.get_source_segment(text, node) or ""
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+def near_to(copy: Path, change: Change, tests: dict[str, Watched]) -> set[str]:
+    """The tests that run the changed line; of a constant, those that name it, or run a line that does."""
+    module = str(change.module)
+    if names := constants_at(copy, change):
+        named = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+        at: dict[str, set[int]] = {}
+        for each in {each for seen in tests.values() for each in seen.lines}:
+            text = (copy / each).read_text(encoding="utf-8").splitlines()
+            at[each] = {number for number, line in enumerate(text, 1) if named.search(line)}  # fmt: skip
+
+        def is_near(test: str, seen: Watched) -> bool:
+            path, _, name = test.partition("::")
+            text = functions_of(copy / path).get(name.partition("[")[0], "")
+            runs = any(at[each] & set(lines) for each, lines in seen.lines.items())
+            return runs or bool(named.search(text))
+
+        return {test for test, seen in tests.items() if is_near(test, seen)}
+    ran = sorted({line for seen in tests.values() for line in seen.lines.get(module, [])})  # fmt: skip
+    if not ran:
+        return set()
+    # coverage knows a statement by the lines that its bytecode names, which a number within it need not be
+    place = ran[max(bisect_right(ran, change.line) - 1, 0)]
+    return {test for test, seen in tests.items() if place in seen.lines.get(module, [])}
+
+
+def judges(copy: Path, change: Change, tests: dict[str, Watched]) -> list[str]:
     """The tests to run, in their order."""
     module = str(change.module)
-    inside = {test: seen for test, seen in tests.items() if module in seen.lines}
-    ran = sorted({line for seen in inside.values() for line in seen.lines[module]})
-    if not ran:
-        return []
-    # coverage knows a statement by the lines that its bytecode names, which a number within it need not be
-    place = max(bisect_right(ran, change.line) - 1, 0)
-    near = {test for test, seen in inside.items() if ran[place] in seen.lines[module]}
+    near = near_to(copy, change, tests)
     files = {test.partition("::")[0] for test in near}
+    inside = near | {test for test, seen in tests.items() if module in seen.lines}
 
     def order(test: str) -> tuple[bool, bool, float]:
         is_far = test.partition("::")[0] not in files
-        seen = inside[test]
+        seen = tests[test]
         num_lines = sum(map(len, seen.lines.values()))
         # a whole plan is quicker than a property of one function over many inputs, and says less of each line
         return test not in near, is_far, seen.seconds * num_lines
@@ -329,8 +401,8 @@ def judges(change: Change, tests: dict[str, Watched]) -> list[str]:
     chosen = []
     left_s = MOST_JUDGED_S
     for test in sorted(inside, key=order):
-        if inside[test].seconds <= left_s:
-            left_s -= inside[test].seconds
+        if tests[test].seconds <= left_s:
+            left_s -= tests[test].seconds
             chosen.append(test)
     return chosen
 
@@ -400,7 +472,7 @@ class Judge:
         most_test_s = NO_END_FACTOR * MOST_TEST_S
         if "numba" in before:
             most_test_s += COMPILATION_S
-        while tests := judges(change, self.tests):
+        while tests := judges(self.copy, change, self.tests):
             written = path.stat()
             path.write_text(after, encoding="utf-8")
             # the caches of bytecode and of numba tell contents apart by seconds and length
@@ -438,7 +510,7 @@ def judged(copy: Path, folder: str, keep: Path, given: argparse.Namespace) -> fl
         endless += failed is not None and failed.startswith(NO_END)
         if survives or given.verbose:
             print(f"{change.module}:{what}")
-            print(f"    {failed or f'survives {len(judges(change, tests))} tests'}", flush=True)  # fmt: skip
+            print(f"    {failed or f'survives {len(judges(copy, change, tests))} tests'}", flush=True)  # fmt: skip
     each_s = (time.monotonic() - begun) / max(len(found), 1)
     print(
         f"{folder}, seed {given.seed}: {killed} of {len(found)} noticed, {endless} of them by coming to no end; "
@@ -456,23 +528,28 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=40)
     parser.add_argument("--skip", type=int, default=0, help="of the first changes")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="the copy, and what its tests run")  # fmt: skip
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        default=ROOT / "build/mutants",
+        metavar="DIR",
+        help="the copy, and what its tests run",
+    )
     parser.add_argument("--verbose", action="store_true", help="also what was noticed")
     given = parser.parse_args()
     if unknown := set(given.folders) - set(FOLDERS):
         parser.error(f"no folder {', '.join(unknown)}; there are {', '.join(FOLDERS)}")
     for name in OFTEN_IMPORTED.split():
         importlib.import_module(name)
-    with tempfile.TemporaryDirectory(prefix="mutants-") as where:
-        keep = (given.keep or Path(where)).resolve()
-        copy = keep / "tree"
-        for path in copy.rglob("*.py"):
-            if not (ROOT / path.relative_to(copy)).exists():
-                path.unlink()
-        ignored = shutil.ignore_patterns(*NOT_COPIED)
-        shutil.copytree(ROOT, copy, ignore=ignored, dirs_exist_ok=True)
-        chosen = given.folders or list(FOLDERS)
-        shares = {folder: judged(copy, folder, keep, given) for folder in chosen}
+    keep = given.keep.resolve()
+    copy = keep / "tree"
+    for path in copy.rglob("*.py"):
+        if not (ROOT / path.relative_to(copy)).exists():
+            path.unlink()
+    ignored = shutil.ignore_patterns(*NOT_COPIED)
+    shutil.copytree(ROOT, copy, ignore=ignored, dirs_exist_ok=True)
+    chosen = given.folders or list(FOLDERS)
+    shares = {folder: judged(copy, folder, keep, given) for folder in chosen}
     print("; ".join(f"{folder} {share:.0%}" for folder, share in shares.items()))
     return int(min(shares.values()) < LEAST_KILLED)
 
