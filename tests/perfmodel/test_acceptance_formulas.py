@@ -121,15 +121,27 @@ given_rates = st.lists(st.sampled_from([0.0, 1.0]) | rates, min_size=2, max_size
 def test_given_rates_move_by_one_power(
     of_law: list[float], first: float, gamma: int
 ) -> None:
-    """Also from and to sure ones, which are taken as 1e-12 away."""
+    """Also from and to sure ones, which are taken as 1e-12 away; from a first rate of 0, of which every power is 0,
+    by one factor of rejections. The first rate is met either way, but where all are accepted."""
     law = law_of_rates(of_law)
+    given_of = [*of_law, *[of_law[-1]] * gamma][:gamma]
     assert law.conditional_rates(budget=1, context=9, gamma_max=gamma) == pytest.approx(
-        [*of_law, *[of_law[-1]] * gamma][:gamma], abs=1e-9
+        given_of, abs=1e-9
     )
     near, wanted = (min(max(rate, 1e-12), 1.0 - 1e-12) for rate in (of_law[0], first))
-    power = math.log(wanted) / math.log(near)
-    expected = [rate**power for rate in [*of_law, *[of_law[-1]] * gamma][:gamma]]
-    assert law.rates_after(first, gamma) == pytest.approx(expected, rel=1e-3, abs=1e-12)
+    if of_law[0] == 0.0:
+        expected = [1.0 - (1.0 - first) * (1.0 - rate) for rate in given_of]
+    else:
+        power = math.log(wanted) / math.log(near)
+        expected = [rate**power for rate in given_of]
+    found = law.rates_after(first, gamma)
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-12)
+    assert of_law[0] == 1.0 or found[0] == pytest.approx(first, abs=1e-9)
+    if 0.0 < first < 1.0 and of_law[0] < 1.0:
+        profile = RateProfile(model="m", draft_method="eagle", law=law)
+        moved = profile.at_rate(first, budget=1, context=9)
+        rates_there = moved.conditional_rates(budget=1, context=9, gamma_max=gamma)
+        assert rates_there == pytest.approx(found, rel=1e-6, abs=1e-9)
 
 
 @few

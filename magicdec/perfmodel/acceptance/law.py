@@ -9,7 +9,7 @@ b = draft budget (KV slots read per draft step), S = context, k = `concentration
 variable of αk and (1 − α)k over sequences; ∞: all alike), G = `drift`, τ = `drift_depth` (the draft
 drifts over its own tokens). With b ≥ S only the floor is left. Contexts below `flat_below` count as
 that long. Rates given by position are the law where there are some: the last one for all further
-positions, and for another α each to the power log α / log(given_1).
+positions, and for another α each to the power log α / log(given_1); where given_1 is 0, 1 − (1 − α)·(1 − given_i).
 
 Tokens per step at another gamma than the one that rates were counted at: runs of L tokens that the
 draft gets right and one that it misses, gone through in steps of γ + 1 tokens.
@@ -153,6 +153,9 @@ class Law(
         by_position = np.array(self.by_position)
         places = np.minimum(np.arange(gamma_max), len(by_position) - 1)
         given = by_position[places]
+        if given[0] == 0.0:
+            # no power makes something of nothing: rejections shrink by one factor instead
+            return np.asarray(1.0 - (1.0 - alpha) * (1.0 - given))
         first = np.clip(given[:1], 1e-12, 1.0 - 1e-12)
         wanted = np.clip(alpha, 1e-12, 1.0 - 1e-12)
         power = np.log(wanted) / np.log(first)
