@@ -71,11 +71,6 @@ class TextTokenizer:
         stop = self._special.get("eos_token")
         self.stop_id: int | None = self._tokenizer.token_to_id(stop) if stop else None
 
-    @property
-    def has_template(self) -> bool:
-        """Whether messages can be turned into a prompt."""
-        return self._template is not None
-
     def text_ids(self, text: str, *, is_prompt: bool) -> Ints:
         """Return the ids of a text; those of a prompt begin as the tokenizer begins one."""
         encoded = self._tokenizer.encode(text, add_special_tokens=is_prompt)

@@ -102,6 +102,27 @@ def test_each_choice_is_a_request_and_tokens_are_of_one_alone(texts: list[str]) 
     assert [row.output for row in rows_of(observed, {})] == texts[:1]
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize(
+    ("sent", "prompt"),
+    [
+        ("why?", "why?"),
+        ({"prompt": "why?"}, "why?"),
+        (ASKED, ASKED),
+        ({"messages": ASKED}, ASKED),
+        ({"messages": ASKED, "prompt": "why?"}, ASKED),
+    ],
+)
+def test_an_observations_input_is_its_prompt(
+    sent: Any, prompt: Any, as_text: bool
+) -> None:
+    """A text, messages, or an object with either; itself or as JSON."""
+    if as_text and not isinstance(sent, str):
+        sent = json.dumps(sent)
+    document = {"type": "GENERATION", "input": sent, "output": "blue"}
+    assert rows_of(document, {}) == [LoggedRow(prompt=prompt, output="blue")]
+
+
 @pytest.mark.parametrize("other", [5, None, "a", []])
 def test_a_lists_form_is_told_by_its_first_entry(other: Any) -> None:
     """Whatever comes last; one that begins otherwise is no such list."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from magicdec.logs.load import PrefixCache, read_load
+from magicdec.errors import ConfigError
+from magicdec.logs.load import LogLoad, PrefixCache, read_load
+from magicdec.logs.requests import Account
 from magicdec.perfmodel.acceptance import load_profile
 from magicdec.perfmodel.rate.requests import read_requests
 from tests.processes import Program
@@ -43,6 +47,124 @@ def test_a_cache_with_room_finds_the_longest_prefix_in_whole_blocks(
         tokens = np.array(text, dtype=np.int32)
         assert cache.shared_tokens(tokens) == longest
         cache.add(tokens)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    texts=texts,
+    block=st.sampled_from([1, 3, 16]),
+    room=st.integers(0, 40),
+    adds=st.lists(st.booleans(), min_size=12, max_size=12),
+)
+def test_a_cache_of_any_room_holds_the_last_blocks_that_were_used(
+    texts: list[list[int]], block: int, room: int, adds: list[bool]
+) -> None:
+    """A block is all that stands before it too. A plain list of them: what is found or added goes to its end."""
+    cache = PrefixCache(block_tokens=block, room_tokens=room)
+    kept: list[tuple[int, ...]] = []
+    for text, is_added in zip(texts, adds, strict=False):
+        blocks = [tuple(text[: (n + 1) * block]) for n in range(len(text) // block)]
+        found = []
+        for each in blocks:
+            if each not in kept:
+                break
+            found.append(each)
+        kept = [each for each in kept if each not in found] + found
+        tokens = np.array(text, dtype=np.int32)
+        assert cache.shared_tokens(tokens) == block * len(found)
+        if is_added:
+            cache.add(tokens)
+            kept = [each for each in kept if each not in blocks] + blocks
+            kept = kept[-max(room // block, 1) :]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.none() | st.integers(0, 10).map(float),
+            st.lists(st.integers(0, 1), min_size=1, max_size=9),
+            st.integers(1, 3),
+            st.none() | st.integers(0, 12),
+        ),
+        min_size=1,
+        max_size=9,
+    ),
+    block=st.sampled_from([1, 2, 4]),
+)
+def test_a_load_is_that_of_its_requests_one_by_one(
+    rows: list[tuple[float | None, list[int], int, int | None]],
+    block: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """In the order of arrival where all have one. Cached is what the engine counted, else whole blocks that an earlier
+    line begins with too, but for the prompt's last token."""
+    written = []
+    expected = []
+    before: list[list[int]] = []
+    for arrival, prompt, num_output, counted in rows:
+        output = [7] * num_output
+        details = {} if counted is None else {"cached_tokens": counted}
+        usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": details}
+        row: dict[str, Any] = {"prompt": prompt, "choices": [{"token_ids": output}], "usage": usage}  # fmt: skip
+        if arrival is not None:
+            row["timestamp"] = arrival
+        written.append(json.dumps(row))
+        shared = 0
+        for earlier in before:
+            alike = takewhile(lambda pair: pair[0] == pair[1], zip(prompt, earlier, strict=False))  # fmt: skip
+            shared = max(shared, len(list(alike)) // block * block)
+        before.append(prompt + output)
+        replayed = min(shared, (len(prompt) - 1) // block * block)
+        cached = replayed if counted is None else min(counted, len(prompt))
+        expected.append((arrival, len(prompt), num_output, cached))
+    path = tmp_path_factory.mktemp("load") / "log.jsonl"
+    path.write_text("\n".join(written) + "\n")
+    load = read_load([path], block_tokens=block)
+    times = [arrival for arrival, *_ in rows if arrival is not None]
+    assert load.num_timed == len(times)
+    assert load.num_counted == sum(counted is not None for *_, counted in rows)
+    if len(times) == len(rows):
+        expected.sort(key=lambda row: row[0] or 0.0)
+        assert load.arrival_s is not None
+        assert load.arrival_s.tolist() == [time - min(times) for time in sorted(times)]
+        requests = load.requests_csv().splitlines()[1:]
+        assert requests == [
+            f"{(time or 0.0) - min(times):.6f},{prompt},{output},{cached}"
+            for time, prompt, output, cached in expected
+        ]
+    else:
+        assert load.arrival_s is None
+        with pytest.raises(ConfigError, match="no arrival times"):
+            load.requests_csv()
+    found = zip(load.prompt_len, load.output_len, load.cached_len, strict=True)
+    assert list(found) == [tuple(row[1:]) for row in expected]
+    tokens = sum(row[1] for row in expected)
+    assert load.hit_share == pytest.approx(sum(row[3] for row in expected) / tokens)
+    shapes = [(each.prompt_len, each.gen_len) for each in load.workload.requests]
+    assert shapes == sorted(row[1:3] for row in expected)
+
+
+def test_five_hundred_requests_stand_for_more_evenly() -> None:
+    """The shortest and the longest among them."""
+    count = 5 * 512 + 1
+    lengths = np.random.default_rng(3).permutation(count) + 1
+    load = LogLoad(
+        account=Account(),
+        arrival_s=None,
+        num_timed=0,
+        prompt_len=lengths,
+        output_len=lengths,
+        cached_len=0 * lengths,
+        num_counted=0,
+        block_tokens=16,
+        room_tokens=None,
+    )
+    shapes = load.workload.requests
+    assert [each.gen_len for each in shapes] == [each.prompt_len for each in shapes]
+    chosen = [each.prompt_len for each in shapes]
+    assert (len(chosen), chosen[0], chosen[-1]) == (512, 1, count)
+    assert set(np.diff(chosen)) == {5, 6}
 
 
 def test_a_full_cache_drops_the_least_recently_used() -> None:

@@ -10,11 +10,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.rate.gateway import Columns, recognised, seconds
+from magicdec.perfmodel.rate.gateway import (
+    ROLES,
+    Columns,
+    LogReader,
+    flat,
+    recognised,
+    seconds,
+)
+from magicdec.perfmodel.rate.gateway import given as given_columns
 from magicdec.perfmodel.rate.requests import log_columns, read_requests
 
 register_commands()
@@ -188,3 +198,111 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
         ConfigError, match=r"log\.csv:3: prompt_tokens must be a whole number"
     ):
         read_requests(path)
+
+
+# Any object
+
+
+few = settings(max_examples=50, deadline=None)
+NAMES = st.sampled_from(["usage", "a", "Prompt Tokens", "created-at", "ts", "output", "completion_tokens"])  # fmt: skip
+OBJECTS = st.recursive(
+    st.none() | st.integers(0, 9) | st.sampled_from(["", "x", "{not"]),
+    lambda inner: st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def leaves(value: object, path: tuple[str, ...] = ()) -> dict[str, object]:
+    if not isinstance(value, dict):
+        return {".".join(path): value}
+    found: dict[str, object] = {}
+    for name, inner in value.items():
+        found |= leaves(inner, (*path, name))
+    return found
+
+
+@few
+@given(values=st.dictionaries(NAMES, OBJECTS, max_size=4), as_text=st.booleans())
+def test_values_of_objects_are_known_by_their_paths(
+    values: dict[str, object], as_text: bool
+) -> None:
+    """Objects in a cell may be written as JSON."""
+    written = dict(values)
+    if as_text:
+        written = {
+            name: f" {json.dumps(value)}" if isinstance(value, dict) else value
+            for name, value in values.items()
+        }
+    assert flat(written) == leaves(values)
+
+
+@few
+@given(paths=st.lists(st.lists(NAMES, min_size=1, max_size=3).map(".".join), max_size=9, unique=True))  # fmt: skip
+def test_a_part_is_the_shortest_path_that_ends_in_its_likeliest_name(
+    paths: list[str],
+) -> None:
+    """The first of several as short."""
+    found = recognised(dict.fromkeys(paths, 1))
+
+    def path_of(role: str) -> str | None:
+        ends = {
+            path: path.split(".")[-1].lower().replace("-", "_").replace(" ", "_")
+            for path in paths
+        }
+        for name in ROLES[role]:
+            of_name = [path for path in paths if ends[path] == name]
+            if of_name:
+                return next(p for p in of_name if len(p) == min(map(len, of_name)))
+        return None
+
+    needed = [path_of(role) for role in ("arrival", "prompt", "output")]
+    if None in needed:
+        assert found is None
+        with pytest.raises(ConfigError):
+            given_columns("cached=nothing", dict.fromkeys(paths, 1))
+        return
+    assert found == Columns(*needed, path_of("cached"))
+    for place, role in enumerate(ROLES):
+        for path in paths:
+            chosen = given_columns(f" {role} = {path} ", dict.fromkeys(paths, 1))
+            assert chosen == found._replace(**{role: path})
+            assert chosen[place] == path
+
+
+@few
+@given(
+    prompt=st.sampled_from([None, "", 0, 1, 7, "7", 7.0, -1, 0.5, True, "x", [1]]),
+    output=st.sampled_from([None, "", 0, 1, 3, "3"]),
+    cached=st.sampled_from([None, "", 0, 5, 9, -1, "y"]),
+    has_cached=st.booleans(),
+)
+def test_a_line_is_a_request_where_it_has_tokens(
+    prompt: object, output: object, cached: object, has_cached: bool
+) -> None:
+    """Whole numbers, also as text; no more is cached than there is."""
+    columns = Columns("t", "in", "out", "hit" if has_cached else None)
+    line = {"t": 3.0, "in": prompt, "out": output, "hit": cached}
+    reader = LogReader(columns)
+    if prompt in (-1, 0.5, "x", [1]) or prompt is True:
+        with pytest.raises(ConfigError, match="in must be a"):
+            reader(line)
+        return
+    if prompt in (None, "", 0) or output in (None, "", 0):
+        assert reader(line) is None
+        return
+    if has_cached and cached in (-1, "y"):
+        with pytest.raises(ConfigError, match="hit must be a"):
+            reader(line)
+        return
+    tokens = int(float(str(prompt)))
+    hit = min(int(str(cached or 0)), tokens) if has_cached else 0
+    assert reader(line) == (3.0, tokens, int(str(output)), hit)
+    with pytest.raises(ConfigError, match="t must be a date"):
+        reader(line | {"t": "soon"})
+
+
+def test_parts_that_no_column_is_known_to_be_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"its prompt or output; .* prompt=COLUMN,output=COLUMN$"):  # fmt: skip
+        given_columns("arrival=when", {"when": 1, "b": 2})
+    with pytest.raises(ConfigError, match="did you mean tokens_in"):
+        given_columns("prompt=token_in", {"when": 1, "tokens_in": 2})

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.planner import make_plan, request_of
-from magicdec.perfmodel.rate.requests import alike
+from magicdec.perfmodel.rate.costs import nodes
+from magicdec.perfmodel.rate.replica import Replica
+from magicdec.perfmodel.rate.requests import Requests, alike
 from magicdec.perfmodel.rate.simulate import Server, simulate, simulate_closed
 from magicdec.perfmodel.serving import whole_requests
 from magicdec.perfmodel.setup import Points, Setup
@@ -83,3 +88,42 @@ def test_the_plan_says_what_it_leaves_out_and_refuses_what_cannot_be() -> None:
     ):
         with pytest.raises(ConfigError):
             request_of(**asked, **wrong)
+
+
+@cache
+def served(tp_size: int) -> tuple[Requests, Server]:
+    requests = alike(1, prompt_len=6000, output_len=9)
+    assert Server.of(HERE, requests, tp_size=tp_size).limits.elsewhere_s is None
+    return requests, Server.of(ELSEWHERE, requests, tp_size=tp_size)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    prompt=st.integers(0, 200),
+    cached=st.none() | st.integers(0, 200),
+    tp_size=st.sampled_from([1, 2]),
+)
+def test_a_prompt_comes_after_what_is_not_cached_of_its_prefill_and_all_of_its_bytes(
+    prompt: int, cached: int | None, tp_size: int
+) -> None:
+    """At every length that is tabulated. A pool that prefills itself waits for nothing."""
+    requests, server = served(tp_size)
+    elsewhere_s = server.limits.elsewhere_s
+    assert elsewhere_s is not None
+    tabulated = nodes(1.0, 6000.0)
+    longest = len(tabulated) - 1
+    prompt_len = tabulated[min(prompt, longest)]
+    cached_len = 0.0 if cached is None else tabulated[min(cached, prompt, longest)]
+
+    def prefill_s(length: float) -> float:
+        points = Points(batch=1.0, context=length, tp=tp_size)
+        return float(predict(HERE, None, points).prefill_s)
+
+    expected = prefill_s(prompt_len) + prompt_len * BYTES_PER_TOKEN / tp_size / LINK
+    if cached_len:
+        expected -= prefill_s(cached_len)
+    found = float(elsewhere_s(prompt_len, cached_len))
+    assert found == pytest.approx(expected, rel=1e-9)
+    replica = Replica(requests, server.costs, server.limits)
+    assert replica.before_s == elsewhere_s(6000, 0)
+    assert replica.cached == [6000]
