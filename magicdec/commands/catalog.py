@@ -14,13 +14,14 @@ from magicdec.commands.options import option, table_console
 from magicdec.units import GIGA, MEGA, TERA, format_bytes
 
 if TYPE_CHECKING:
+    from magicdec.perfmodel import HardwareProfile
     from magicdec.specs import EngineProfile, ModelSpec
 
 Format = Annotated[Literal["table", "json"], option("table or json.", "--format")]
 MODELS_EPILOG = options.examples(
     "models", "models --format json", "models --architectures"
 )
-HARDWARE_EPILOG = options.examples("hardware")
+HARDWARE_EPILOG = options.examples("hardware", "hardware h100")
 ENGINES_EPILOG = options.examples("engines", "engines vllm")
 PROSE = ("layers", "fitted on", "models", "run")
 """Headings of columns that wrap."""
@@ -133,13 +134,25 @@ def _show_architectures(output: str) -> None:
     )
 
 
-def hardware_command(output: Format = "table") -> None:
-    """List the devices that can be planned by name.
+def hardware_command(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="One device: its ceilings, kernels and sources.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Format = "table",
+) -> None:
+    """List the devices that can be planned by name, or describe one.
 
     With their ceilings, and whether their kernels were measured.
     """
     from magicdec.perfmodel import hardware_names, load_hardware
 
+    if name is not None:
+        _describe_device(load_hardware(name), output)
+        return
     rows = []
     for profile in map(load_hardware, hardware_names()):
         kernels = "borrowed or generic"
@@ -154,6 +167,61 @@ def hardware_command(output: Format = "table") -> None:
         }
         rows.append(row)
     _show(rows, output)
+
+
+def _describe_device(device: HardwareProfile, output: str) -> None:
+    """A device's ceilings, what each kernel's time was fitted on, and where its numbers are from."""
+    import msgspec
+
+    from magicdec.reports import text_table
+    from magicdec.specs import Device
+
+    kernels: list[dict[str, Any]] = []
+    for kernel, curve in device.curves():
+        fit = curve.fit
+        kernels.append(
+            {
+                "kernel": kernel,
+                "fitted_on": fit.fitted_on or "no measurement",
+                "rows": fit.num_rows,
+                "borrowed_from": fit.borrowed_from,
+                "relative_error": fit.relative_error,
+            }
+        )
+    if output == "json":
+        told = msgspec.to_builtins(device)
+        ceilings = {key: told[key] for key in Device.__struct_fields__ if key in told}
+        print(json.dumps(ceilings | {"kernels": kernels}, indent=1))
+        return
+    console = table_console()
+    named = f" ({', '.join(device.aliases)})" if device.aliases else ""
+    console.print(f"{device.name}{named}")
+    rates = ", ".join(
+        f"{dtype} {_cell('flops_per_s', rate)}"
+        for dtype, rate in device.flops_per_s.items()
+    )
+    link = device.link
+    console.print(
+        f"{_cell('memory_bytes', device.memory_bytes)} at "
+        f"{_cell('memory_bytes_per_s', device.memory_bytes_per_s)}; {link.topology}, "
+        f"{_cell('bytes_per_s', link.bytes_per_s)} a direction; {rates}\n"
+    )
+    cells = [
+        [
+            row["kernel"],
+            row["fitted_on"],
+            str(row["rows"] or "-"),
+            row["borrowed_from"] or "-",
+            f"{100 * row['relative_error']:.0f} %",
+        ]
+        for row in kernels
+    ]
+    if cells:
+        heads = ["kernel", "fitted on", "rows", "borrowed from", "error"]
+        console.print(text_table(heads, cells, wraps=("fitted on",)))
+    else:
+        print("no kernel was measured on it or on a relative: its ceilings alone")
+    _print_sources(device.sources)
 
 
 def engines_command(
@@ -228,10 +296,15 @@ def _describe(engine: EngineProfile, output: str) -> None:
     if differences:
         console.print()
         console.print(text_table(["version", "differs in", "value"], differences))
-    sources = [[key, text] for key, text in engine.sources.items()]
+    _print_sources(engine.sources)
+
+
+def _print_sources(sources: dict[str, str]) -> None:
+    """A line each, which no table cuts: most hold an address."""
     if sources:
-        console.print()
-        console.print(text_table(["of", "source"], sources, wraps=("source",)))
+        print()
+    for key, text in sources.items():
+        print(f"{key}: {text}")
 
 
 def _show(rows: list[dict[str, Any]], output: str) -> None:

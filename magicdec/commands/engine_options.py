@@ -127,7 +127,7 @@ def as_ours(
     return read
 
 
-def with_server_s_words(
+def quoted_server_command(
     args: Sequence[str], *, names: Sequence[str], flags: Sequence[str]
 ) -> list[str]:
     """A command line of `check` whose server's command stands in one word, as if it had been put in

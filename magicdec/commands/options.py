@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from magicdec.commands.engine_options import as_ours, with_server_s_words
+from magicdec.commands.engine_options import as_ours, quoted_server_command
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.units import parse_count, parse_share
 
@@ -317,7 +317,7 @@ class Command(TyperCommand):
             if kind_of(param) is int:
                 counts += param.opts
         if ctx.info_name == "check":
-            args = with_server_s_words(args, names=names, flags=flags)
+            args = quoted_server_command(args, names=names, flags=flags)
         read = as_ours(args, names=names, counts=counts, say=_say)
         return super().parse_args(ctx, read)
 

@@ -451,7 +451,8 @@ def verification_line(case: CaseAnswer) -> str:
     before_ms = once.get(name, 0.0) / MILLI
     after_ms = verified[name] / MILLI
     times = f"{format_number(after_ms)} ms instead of {format_number(before_ms)}"
-    return f"{line}; {name} alone takes {times}."
+    takes = "take" if name.endswith("s") else "takes"
+    return f"{line}; {name} alone {takes} {times}."
 
 
 def _seconds_by_operation(case: CaseAnswer, name: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""`magicdec engines`: what is known of each, and one of them described."""
+"""`magicdec engines` and `magicdec hardware`: what is known of each, and one of them described."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from magicdec.commands.catalog import engines_command
+from magicdec.commands.catalog import engines_command, hardware_command
 from magicdec.errors import ConfigError
+from magicdec.perfmodel import hardware_names, load_hardware
 from magicdec.specs import engine_names, load_engine
 
 
@@ -43,3 +44,36 @@ def test_a_path_that_differs_between_versions_is_told_for_each(
 def test_an_unknown_engine_is_one_line() -> None:
     with pytest.raises(ConfigError, match="vllm"):
         engines_command("vlm")
+
+
+def test_every_device_is_described_with_its_kernels_and_sources(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A kernel for each curve of its file, by what its fit says; the text holds every source whole."""
+    for name in hardware_names():
+        device = load_hardware(name)
+        hardware_command(name, "json")
+        told = json.loads(capsys.readouterr().out)
+        assert told["memory_bytes"] == device.memory_bytes
+        assert told["flops_per_s"] == device.flops_per_s
+        assert told.get("sources", {}) == device.sources
+        of_gemm = [each for each in told["kernels"] if each["kernel"] == "gemm"]
+        assert [each["fitted_on"] for each in of_gemm] == (
+            [device.gemm.fit.fitted_on or "no measurement"] if device.gemm else []
+        )
+        formats = [each["kernel"] for each in told["kernels"]]
+        assert [f"moe {each}" in formats for each in device.moe] == [True] * len(
+            device.moe
+        )
+        hardware_command(name, "table")
+        text = capsys.readouterr().out
+        assert all(source in text for source in device.sources.values())
+
+
+def test_an_alias_names_its_device_and_another_name_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hardware_command("gaudi2", "table")
+    assert "no kernel was measured on it" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="did you mean h100"):
+        hardware_command("h10")

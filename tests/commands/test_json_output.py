@@ -28,7 +28,7 @@ ARGUMENTS = {
         "--model llama-3.1-8b --hardware h100 --draft ngram --acceptance-rate 0.6"
     ],
     "models": [""],
-    "hardware": [""],
+    "hardware": ["", "h100"],
     "engines": ["", "vllm"],
     "validate kernels": [str(DATA / "kernels" / "window_attention.csv.gz")],
     "validate pairs": ["lookups.csv"],

@@ -15,7 +15,7 @@ import hashlib
 import re
 import tomllib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -108,6 +108,17 @@ class HardwareProfile(Device, frozen=True, kw_only=True):
             if curve is None or not curve.fit.fitted_on or curve.fit.borrowed_from:
                 return False
         return True
+
+    def curves(self) -> Iterator[tuple[str, Curve]]:
+        """Each kernel's curve with its name: its field, and what of it the curve is for."""
+        for kind in KERNELS:
+            for field in filter(None, (kind.key, kind.variants_key)):
+                held = getattr(self, field)
+                if isinstance(held, dict):
+                    for variant, curve in held.items():
+                        yield f"{kind.key} {variant}", curve
+                elif held is not None:
+                    yield kind.key, held
 
 
 KERNELS: tuple[type[Curve], ...] = (
