@@ -15,7 +15,7 @@ from magicdec.commands.engine_options import (
     ANSWERS,
     OURS,
     as_ours,
-    with_server_s_words,
+    quoted_server_command,
 )
 from magicdec.errors import ConfigError
 from magicdec.naming import draft_by_name
@@ -150,14 +150,14 @@ def test_a_server_s_command_needs_no_quotes(line: str, read: list[str]) -> None:
         "names": ("--hardware", "--batch", "--strict"),
         "flags": ("--strict",),
     }
-    assert with_server_s_words(shlex.split(line), **options) == read
+    assert quoted_server_command(shlex.split(line), **options) == read
 
 
 def test_an_option_beside_a_file_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "serve.sh"
     script.write_text("vllm serve a/b")
     with pytest.raises(ConfigError, match="--tp is no option of check"):
-        with_server_s_words([str(script), "--tp", "2"], names=(), flags=())
+        quoted_server_command([str(script), "--tp", "2"], names=(), flags=())
 
 
 def test_what_is_left_out_or_read_as_something_else_is_said() -> None:
