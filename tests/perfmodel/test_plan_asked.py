@@ -163,6 +163,15 @@ def test_a_layout_that_is_asked_for_is_the_only_one() -> None:
     with pytest.raises(ConfigError, match="8 devices are needed, more than the 7"):
         only(pp_size=2, tp_size=4, num_gpus=7)
     assert only(pp_size=2, tp_size=4, num_gpus=8) == ((4,), Parallelism(pp=2))
+    for num_gpus in range(1, 40):
+        for stages in (2, 3, 5):
+            if num_gpus < stages:
+                with pytest.raises(ConfigError, match=f"{stages} devices are needed"):
+                    only(pp_size=stages, num_gpus=num_gpus)
+            else:  # the largest that each stage has devices for, within a node
+                tp = max(size for size in (1, 2, 4, 8) if size * stages <= num_gpus)
+                spread = Parallelism(pp=stages)
+                assert only(pp_size=stages, num_gpus=num_gpus) == ((tp,), spread)
     wide = PlanRequest(num_gpus=4, tp_size=8)
     with pytest.raises(ConfigError, match="tp 8 needs more than the 4 GPUs"):
         layouts(wide, LLAMA, hardware, VLLM)

@@ -571,7 +571,10 @@ def _asked_for(
     pp = request.pp_size or 1
     tp = request.tp_size
     if tp is None:
-        tp = request.ep_size or largest_tp_at_most(model, node, multiple)
+        room = node
+        if request.num_gpus is not None:
+            room = min(node, max(request.num_gpus // pp, 1))
+        tp = request.ep_size or largest_tp_at_most(model, room, multiple)
         if request.dp_attention:
             tp = 1
     check_tp(model, tp, multiple)
