@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from magicdec.api import request_of
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.perfmodel.rate import capacity, load
-from magicdec.perfmodel.rate.layouts import served_layouts
+from magicdec.perfmodel.plan.request import lengths_of
+from magicdec.perfmodel.rate import capacity, layouts, load
+from magicdec.perfmodel.rate.layouts import POLICIES, served_layouts
 from magicdec.perfmodel.rate.load import Load
 from magicdec.perfmodel.rate.replica import Replica
 from magicdec.perfmodel.rate.requests import Schedule, alike, read_requests
@@ -496,3 +497,111 @@ def test_curves_are_of_each_layout_on_the_devices_of_the_best(
         for share in shares
     ]
     assert jobs == expected
+
+
+def policied(follows: str, is_one: bool) -> Any:
+    """A layout with its gammas; `is_one`: contexts choose nothing."""
+    return SimpleNamespace(
+        follows=follows,
+        policy=SimpleNamespace(is_one_at=lambda _: is_one),
+        with_policy=lambda name: policied(name, is_one),
+    )
+
+
+@pytest.mark.parametrize("is_one", [False, True])
+@pytest.mark.parametrize("follows", POLICIES)
+def test_other_policies_are_simulated_unless_they_are_one(
+    follows: str, is_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table by batch and context in which contexts choose nothing has the outcomes of the one by batch."""
+    simulated = []
+    monkeypatch.setattr(
+        Trial, "at", lambda own, rate, replicas: simulated.append((own, rate, replicas))
+    )
+    own = Trial(load=load_of(rate=6.0), layout=policied(follows, is_one))
+    best = capacity.SizedLayout(trial=own, replicas=3)
+    others = capacity._other_policies(best)
+    assert [each.layout.follows for each in others] == [
+        name for name in POLICIES if name != follows
+    ]
+    trials = {each.layout.follows: each for each in [*others, own]}
+    by_batch, by_context = trials["by batch"], trials["by batch and context"]
+    if follows == "by batch and context":
+        return
+    assert (by_context.outcomes is by_batch.outcomes) == is_one
+    assert simulated == ([(by_batch, 6.0, 3)] if is_one else [])
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_jobs_are_done_in_order_and_their_progress_is_said(count: int) -> None:
+    messages: list[Any] = []
+    jobs = [(2, number) for number in range(count)]
+    assert capacity._in_parallel(pow, jobs, messages.append, "powers") == [
+        2**number for number in range(count)
+    ]
+    assert [(each.done, each.total) for each in messages] == [
+        (0, max(count, 1)),
+        *[(done, count) for done in range(1, count + 1)],
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    devices=st.integers(0, 4096),
+    num_gpus=st.integers(1, 8),
+    each=st.integers(1, 40_000),
+    shown=st.integers(1, 64),
+)
+def test_as_many_replicas_as_one_simulation_holds(
+    devices: int, num_gpus: int, each: int, shown: int
+) -> None:
+    """A million times of requests; halves of what the devices hold are tried."""
+    asked: Any = SimpleNamespace(
+        rate=6.0,
+        requests=lambda rate, replicas: range(each * replicas),
+        replicas=lambda rate, replicas: min(shown, replicas),
+    )
+    layout: Any = SimpleNamespace(row=SimpleNamespace(num_gpus=num_gpus))
+    found = Trial(load=asked, layout=layout).most_replicas(devices)
+    tried = [devices // num_gpus // 2**halves for halves in range(13)]
+    fitting = [n for n in tried if n <= 1 or each * n * min(shown, n) <= 1_000_000]
+    assert found == fitting[0]
+
+
+def test_a_rate_is_simulated_once_whatever_its_last_bit(trial: Trial) -> None:
+    once = trial.at(6.0, 1)
+    assert trial.at(math.nextafter(6.0, 7.0), 1) is once
+    assert trial.at(6.000001, 1) is not once
+    assert trial.at(6.0, 1, seed=1) is not once
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 1),
+        ({"hardware": "4xh100-sxm-80gb"}, 4),
+        ({"hardware": "4xh100-sxm-80gb", "pp": 1}, 4),
+        ({"hardware": "4xh100-sxm-80gb", "pp": 2}, None),
+        ({"hardware": "4xh100-sxm-80gb", "ep": 2}, None),
+        ({"hardware": "4xh100-sxm-80gb", "dp_attention": True}, None),
+        ({"tp": 2}, None),
+    ],
+)
+def test_layouts_are_searched_over_a_node_where_nothing_is_given(
+    options: dict[str, Any], expected: int | None
+) -> None:
+    asked = request_of(**CHAT | {"tp": None, "rate": 6.0} | options)
+    (lengths,) = lengths_of(asked)
+    assert layouts._node(asked, MODEL, lengths) == expected
+    if not {"ep", "dp_attention"} & set(options):  # this model has no experts
+        cases = layouts._cases(Load.of(asked, MODEL), MODEL, widest=False)
+        assert all(case.searches_batch and len(case.tp_sizes) == 1 for case in cases)
+        (largest,) = layouts._cases(Load.of(asked, MODEL), MODEL, widest=True)
+        sizes = [case.tp_sizes[0] for case in cases if case.setup(None).spread.pp == 1]
+        if options.get("pp") == 2:
+            assert largest.tp_sizes == (2,)
+        elif expected is not None:
+            assert sizes == [size for size in (1, 2, 4) if size <= expected]
+            assert largest.tp_sizes == (expected,)
+        elif "tp" in options:
+            assert sizes == [2]
