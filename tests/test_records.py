@@ -6,6 +6,7 @@ import contextlib
 import io
 import multiprocessing
 import os
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,8 @@ from magicdec.schema.record import (
     read_records,
     summary,
 )
+
+ROOT = Path(__file__).parents[1]
 
 
 def make(batch_size: int, **changes: object) -> Record:
@@ -44,6 +47,15 @@ def test_records_round_trip_with_their_environment(tmp_path: Path) -> None:
     append_record(file, make(8))
     assert read_records(file) == [record, make(8)]
     assert record.environment.versions["numpy"]
+
+
+def test_an_environment_names_the_commit_of_its_checkout() -> None:
+    found = ""
+    if (ROOT / ".git").exists():
+        command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        found = found.stdout[:12].strip()
+    assert current_environment().commit == found
 
 
 def test_key_depends_on_the_configuration_alone() -> None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from magicdec.errors import CheckpointError, ConfigError, unknown_choice
 from magicdec.files import RESULTS_LIMIT_BYTES, read_json, read_text
 
 HELD_OUT_FILE_ONE_IN = 10
+_OF_STDLIB = ("stdlib", "recall")
 _SKIPPED_PARTS = frozenset(
     {"site-packages", "dist-packages", "__pycache__", "encodings", "lib2to3"}
 )
@@ -75,8 +77,9 @@ def load_tokenizer(checkpoint: Path, *, vocab_size: int) -> Tokenizer:
             f"{checkpoint} has no tokenizer.json; prompts of text need one (or use --prompts "
             "random)"
         )
+    state = file.stat()
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = _tokenizer(file, state.st_mtime_ns, state.st_size)
     except Exception as error:  # the library raises bare Exception for a damaged file
         raise CheckpointError(f"{file} is not a readable tokenizer: {error}") from error
     if tokenizer.get_vocab_size() > vocab_size:
@@ -85,6 +88,13 @@ def load_tokenizer(checkpoint: Path, *, vocab_size: int) -> Tokenizer:
             f"{file} has {size} tokens, the model only {vocab_size}: they do not belong together"
         )
     return tokenizer
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(file: Path, mtime_ns: int, size: int) -> Tokenizer:
+    """One object for a file that has not changed, so that what it made of the standard library is
+    found again."""
+    return Tokenizer.from_file(str(file))
 
 
 def generation_eos_token_ids(
@@ -196,12 +206,10 @@ def _token_stream(request: PromptRequest, tokenizer: Tokenizer) -> list[int]:
     """The source's documents as one stream of tokens, separated by the end-of-text token if the
     tokenizer has one.
     """
-    separator = tokenizer.token_to_id("<|endoftext|>")
-    ids: list[int] = []
-    for text in _texts(request.source):
-        ids += tokenizer.encode(text).ids
-        if separator is not None:
-            ids.append(separator)
+    if request.source in _OF_STDLIB:
+        ids = _stdlib_ids(tokenizer)
+    else:
+        ids = _ids(_texts(request.source), tokenizer)
     half = len(ids) // 2
     if half < request.context_len:
         return ids
@@ -210,13 +218,28 @@ def _token_stream(request: PromptRequest, tokenizer: Tokenizer) -> list[int]:
     return ids[half:]
 
 
+@lru_cache(maxsize=2)
+def _stdlib_ids(tokenizer: Tokenizer) -> list[int]:
+    """Half a second for a megabyte of text, which every session of a process reads. To be left as
+    it is."""
+    return _ids(stdlib_documents(held_out=True), tokenizer)
+
+
+def _ids(texts: Iterable[str], tokenizer: Tokenizer) -> list[int]:
+    separator = tokenizer.token_to_id("<|endoftext|>")
+    ids: list[int] = []
+    for text in texts:
+        ids += tokenizer.encode(text).ids
+        if separator is not None:
+            ids.append(separator)
+    return ids
+
+
 def _texts(source: str) -> Iterator[str]:
-    if source in ("stdlib", "recall"):
-        yield from stdlib_documents(held_out=True)
-        return
+    """Those of a user's file, or of a directory of them."""
     path = Path(source)
     if not path.exists():
-        raise unknown_choice("prompts", source, ("stdlib", "recall", "random"))
+        raise unknown_choice("prompts", source, (*_OF_STDLIB, "random"))
     files = [path]
     if path.is_dir():
         files = sorted(filter(Path.is_file, path.rglob("*")))

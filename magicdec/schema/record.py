@@ -375,21 +375,27 @@ PACKAGES = (
 
 
 def current_environment() -> Environment:
-    """The running process's environment, read once per call."""
-    versions = {}
-    for package in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
+    """The running process's environment, but for the time read once per process."""
     return Environment(
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         host_cpu=_cpu_name(),
         python=platform.python_version(),
-        versions=versions,
+        versions=_versions().copy(),
         commit=_commit(),
         command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     )
 
 
+@cache
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return versions
+
+
+@cache
 def _cpu_name() -> str:
     name = platform.machine()
     with contextlib.suppress(OSError):
@@ -403,9 +409,10 @@ def _cpu_name() -> str:
     return f"{name} x{os.cpu_count()}"
 
 
+@cache
 def _commit() -> str:
     """The commit of the checkout the package runs from; empty when it is installed without one."""
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return ""
     try:

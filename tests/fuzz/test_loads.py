@@ -34,6 +34,10 @@ MOST_MIB = 1700.0
 """On top of this process; a command alone starts below 300, and is to stay below 2 GiB."""
 STEPS_S = (10.0, 60.0) if MANY > 1 else (1.0, 2.0)
 """Between a schedule's points; a longer one takes proportionally longer to simulate."""
+LARGEST = 5000 if MANY > 1 else 60
+"""An ordinary number; a schedule of so many requests a second takes proportionally longer to simulate."""
+BURSTINESS = "1e4" if MANY > 1 else "20"
+"""So bursty a load is tried on as many devices as there are."""
 HEADERS = {"Content-Type": "application/x-www-form-urlencoded"}
 DRAWN = settings(
     max_examples=8 * MANY,
@@ -45,8 +49,8 @@ DRAWN = settings(
 SERVED = ("--hardware", "h100-sxm-80gb", "--tp", "1", "--draft", "none")
 SHORT = ("--context", "512", "--gen-len", "20")
 NUMBER = st.one_of(
-    st.integers(0, 5000),
-    st.floats(0.0, 1e4),
+    st.integers(0, LARGEST),
+    st.floats(0.0, 2 * LARGEST),
     st.sampled_from(
         [
             0,
@@ -127,7 +131,7 @@ def test_traces(file: tuple[str, str], rate: str | None, tmp_path: Path) -> None
     rates=st.lists(st.sampled_from([2.0, 0.5, 30.0, 0.0]), min_size=2, max_size=4),
     step=st.sampled_from([*STEPS_S, 1e-3, 1e-300]),
     odd=st.none() | NUMBER,
-    burstiness=st.sampled_from(["1", "0", "1e4"]),
+    burstiness=st.sampled_from(["1", "0", BURSTINESS]),
 )
 def test_schedules(rates: list[float], step: float, odd: Any, burstiness: str) -> None:
     texts = [f"{rate}@{number * step!r}" for number, rate in enumerate(rates)]

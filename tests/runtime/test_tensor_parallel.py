@@ -88,7 +88,7 @@ def decode_cases(tp: TensorParallel, every: int) -> dict[str, list[list[int]]]:
             draft_model = load_model(DRAFT_SPEC, weights="random", seed=9, tp=group)
         drafter = build_drafter(draft, engine, draft_model)
         options = DecodeOptions(
-            gamma=0 if drafter is None else 3, max_new_tokens=[14, 9, 18], fences=True
+            gamma=0 if drafter is None else 3, max_new_tokens=[7, 4, 9], fences=True
         )
         result = decode(engine, drafter, sampling, options)
         assert tp.size == 1 or len(result.phases["collectives"]) == result.num_steps
