@@ -222,7 +222,8 @@ def method_name(method: str) -> str:
 
 
 def draft_name(draft: str, method: str, budget: int | None = None) -> str:
-    """A draft in text: "StreamingLLM 512", "draft model tinyllama-1.1b", or "none"."""
+    """A draft in text: "StreamingLLM 512", "draft model tinyllama-1.1b", "EAGLE-3, window 2048", or
+    "none"."""
     if "none" in (method, draft):
         return "none"
     if draft in ("self", method):
@@ -231,9 +232,11 @@ def draft_name(draft: str, method: str, budget: int | None = None) -> str:
         name = f"draft model {draft}"
     else:
         name = f"{draft}, {method_name(method)}"
-    if budget is not None:
-        return f"{name} {budget}"
-    return name
+    if budget is None:
+        return name
+    if method in METHODS and METHODS[method].is_head:
+        return f"{name}, window {budget}"
+    return f"{name} {budget}"
 
 
 def draft_id(draft: str, method: str, budget: int | None = None) -> str:

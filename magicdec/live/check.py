@@ -57,6 +57,7 @@ from magicdec.reports import PROMPT_LOOKUP_MAX, acceptance_of
 from magicdec.schema import Candidate, TableGamma
 from magicdec.specs import (
     DTYPE_BYTES,
+    MAX_GAMMA,
     OWN_METHOD,
     ModelSpec,
     ServeCommand,
@@ -701,13 +702,15 @@ class Drafted(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def gammas(self, batch: int) -> Found:
-        """Every gamma of the draft, as a chain, at a batch."""
+        """Every gamma of the draft, as a chain, at a batch: a tree may hold more tokens than any
+        chain."""
         assert self.row is not None
         assert self.case is not None
         assert self.option is not None
         here = msgspec.structs.replace(self.row, batch_size=batch)
         chain = replace(self.option, tree=None)
-        return every_gamma(self.case, chain, here, deepest=self.gamma)
+        deepest = min(self.gamma, MAX_GAMMA)
+        return every_gamma(self.case, chain, here, deepest=deepest)
 
     def best_at(self, batch: int) -> tuple[int, Over]:
         """The best gamma at a batch, 0 among them, and its gain over the command's there."""
@@ -1215,9 +1218,8 @@ def _gamma_option(command: ServeCommand, gamma: int) -> str:
 
 def _draft_option(command: ServeCommand, row: Candidate) -> str:
     """The setting that asks for another draft; a head's checkpoint is left to fill in."""
-    call: dict[str, object] = dict(
-        load_engine(command.engine_profile).draft_call(row.draft_method)
-    )
+    engine = load_engine(command.engine_profile)
+    call: dict[str, object] = dict(engine.draft_call(row.draft_method))
     checkpoint = ""
     if row.draft not in ("self", row.draft_method):
         checkpoint = row.draft
@@ -1231,6 +1233,8 @@ def _draft_option(command: ServeCommand, row: Candidate) -> str:
                 f"--speculative-num-steps {row.gamma} --speculative-eagle-topk 1"
             )
         words.append(f"--speculative-num-draft-tokens {row.gamma + 1}")
+        window = engine.window_settings(row.draft, row.draft_method, row.draft_budget)
+        words += [f"{name} {count}" for name, count in window.items()]
         return " ".join(words)
     if command.engine == "vllm":
         call |= {"num_speculative_tokens": row.gamma}

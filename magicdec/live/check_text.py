@@ -28,6 +28,7 @@ CLAIMS = {
         "hardware",
         "command.engine",
         "command.dp_size",
+        "command.speculation.tree",
         "as_it_is.batch_size",
         "as_it_is.context_len",
         "as_it_is.layout",
@@ -129,7 +130,12 @@ def _gain(change: Change) -> str:
 def _described(result: Check, row: Candidate) -> str:
     """The command's own configuration in words."""
     draft = draft_name(row.draft, row.draft_method, row.draft_budget)
-    drafting = f"{draft}, gamma {row.gamma}" if row.is_speculative else "no draft"
+    drafting = "no draft"
+    if row.is_speculative:
+        speculation = result.command.speculation
+        is_tree = speculation is not None and speculation.tree is not None
+        shape = f"a tree of {row.gamma}" if is_tree else f"gamma {row.gamma}"
+        drafting = f"{draft}, {shape}"
     speedup = ""
     if row.is_speculative:
         gain = row.gain

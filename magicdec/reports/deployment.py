@@ -310,8 +310,11 @@ def _times(row: Candidate) -> str:
     return f"{text}."
 
 
-def unsupported(engine: str, plan: Deployment) -> list[str]:
-    """Parts of the plan that the engine cannot do: the cache's format, a sparse-KV draft."""
+def unsupported(
+    engine: str, plan: Deployment, *, has_window: bool = False
+) -> list[str]:
+    """Parts of the plan that the engine cannot do: the cache's format, a sparse-KV draft.
+    `has_window`: whether its settings cut the draft's attention to the budget."""
     name = ENGINE_TITLES[engine]
     best = plan.best
     lines = cache_note(plan)
@@ -323,7 +326,7 @@ def unsupported(engine: str, plan: Deployment) -> list[str]:
             f"({best.draft_method}). No flag of it "
             "drafts with the target's own weights, so what follows decodes autoregressively."
         )
-    elif best.draft_budget is not None:
+    elif best.draft_budget is not None and not has_window:
         lines.append(
             f"Not supported by {name}: the draft's sparse KV cache ({best.draft_method}, budget "
             f"{best.draft_budget}). "

@@ -290,7 +290,7 @@ def _sglang(plan: Deployment) -> str:
         words.append(["--dtype", "half"])
     if plan.kv_dtype == "fp8":
         words.append(["--kv-cache-dtype", "fp8_e4m3"])
-    lines += unsupported("sglang", plan)
+    lines += unsupported("sglang", plan, has_window=bool(_sglang_window(plan.best)))
     if can_speculate(plan):
         words += _sglang_draft(plan, lines)
         words += _sglang_schedule(plan, lines)
@@ -364,19 +364,11 @@ def _draft_ranks_note(best: Record) -> list[str]:
     return [f"Not supported: a draft on {best.draft_tp_size} of {best.tp_size} ranks."]
 
 
-def _sglang_window(best: Record) -> list[list[str]]:
-    """The settings that cut a head's attention to its budget: a window, and where the release has
-    them the sinks that the budget holds too.
-    """
-    engine = load_engine("sglang")
-    own = engine.draft(best.draft, best.draft_method)
-    if best.draft_budget is None or not own.window_setting:
-        return []
-    if not own.sink_setting:
-        return [[own.window_setting, str(best.draft_budget)]]
-    sinks = engine.paths.draft_sink_tokens
-    window = best.draft_budget - sinks
-    return [[own.window_setting, str(window)], [own.sink_setting, str(sinks)]]
+def _sglang_window(best: Record) -> Words:
+    settings = load_engine("sglang").window_settings(
+        best.draft, best.draft_method, best.draft_budget
+    )
+    return [[name, str(count)] for name, count in settings.items()]
 
 
 # TensorRT-LLM

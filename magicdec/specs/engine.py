@@ -322,6 +322,20 @@ class EngineProfile(
         own = self.drafts.get(method, NEVER_RUN).call
         return own or self.drafts.get("model/full", NEVER_RUN).call
 
+    def window_settings(
+        self, draft: str, method: str, budget: int | None
+    ) -> dict[str, int]:
+        """The settings that cut a head's attention to its budget: a window, and where there is one
+        of sinks, the sinks that the budget holds too. Empty: there are none, or the head reads all.
+        """
+        own = self.draft(draft, method)
+        if budget is None or not own.window_setting:
+            return {}
+        if not own.sink_setting:
+            return {own.window_setting: budget}
+        sinks = self.paths.draft_sink_tokens
+        return {own.window_setting: budget - sinks, own.sink_setting: sinks}
+
     @property
     def staged_drafts(self) -> tuple[str, ...]:
         """Kinds of drafts that it runs in a pipeline of several stages."""

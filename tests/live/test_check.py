@@ -479,6 +479,33 @@ def test_a_rate_is_of_the_commands_own_draft_on_every_engine() -> None:
     assert result.as_it_is.drafting.tokens_per_step == pytest.approx(1.875)
 
 
+def test_a_tree_of_more_tokens_than_any_chain_is_priced_and_its_chain_named() -> None:
+    """64 tokens of 5 passes, as examples have it; a chain has 32 at most."""
+    tree = SGLANG.replace("topk 1", "topk 8").replace("steps 3", "steps 5")
+    result = checked(tree.replace("tokens 4", "tokens 64"))
+    assert result.as_it_is is not None
+    lines = [line.text for line in lines_of(result)]
+    (as_it_is,) = [line for line in lines if line.startswith("as it is:")]
+    assert as_it_is.startswith("as it is: EAGLE-3, a tree of 63 on 1 x ")
+    (chain,) = [each for each in result.changes if "not a tree of 63" in each.change]
+    assert chain.gain is not None
+    assert chain.gain > 1.0
+    assert "--speculative-eagle-topk 1" in str(chain.option)
+
+
+def test_a_draft_that_is_priced_with_a_window_is_named_with_its_settings() -> None:
+    """EAGLE's head reads 2,048 of 4,096 tokens: 4 sinks and a window of the others."""
+    result = checked(
+        SGLANG.replace("tokens 4", "tokens 64").replace("topk 1", "topk 8")
+    )
+    (change,) = [
+        each for each in result.changes if each.change.startswith("Draft with")
+    ]
+    assert change.change.startswith("Draft with EAGLE, window 2048, ")
+    assert "--speculative-draft-window-size 2044" in str(change.option)
+    assert "--speculative-draft-sink-size 4" in str(change.option)
+
+
 def test_an_accept_length_is_the_tokens_per_step_at_the_commands_gamma() -> None:
     result = checked(SGLANG, accept_length=2.4)
     assert result.as_it_is is not None

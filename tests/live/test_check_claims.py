@@ -33,10 +33,10 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
         '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}\'',
         {"hardware": "h200", "batch": 32, "context_len": 8192, "task": "summarisation", "gen_len": 300},
     ),
-    "a chain in another engine": (
+    "a tree in another engine": (
         "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct --speculative-algorithm EAGLE3 "
         "--speculative-draft-model-path lmsys/sglang-EAGLE3-LLaMA3.1-Instruct-8B --speculative-num-steps 3 "
-        "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
+        "--speculative-eagle-topk 4 --speculative-num-draft-tokens 8",
         {"hardware": "a100", "batch": 4, "context_len": 2048},
     ),
     "users that wait, an option unknown": (
