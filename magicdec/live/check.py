@@ -67,6 +67,7 @@ from magicdec.specs import (
     is_model,
     load_engine,
     load_model_spec,
+    served_checkpoint,
 )
 from magicdec.tasks import usual_lengths
 from magicdec.units import GIB, format_count, format_percent
@@ -1222,7 +1223,7 @@ def _draft_option(command: ServeCommand, row: Candidate) -> str:
     call: dict[str, object] = dict(engine.draft_call(row.draft_method))
     checkpoint = ""
     if row.draft not in ("self", row.draft_method):
-        checkpoint = row.draft
+        checkpoint = served_checkpoint(row.draft) or row.draft
     elif METHODS[row.draft_method].has_checkpoint:
         checkpoint = _head_of(command, row)
     if command.engine == "sglang":
@@ -1249,7 +1250,14 @@ def _draft_option(command: ServeCommand, row: Candidate) -> str:
         )
         model = f" --model-draft {checkpoint}" if checkpoint else ""
         return f"--spec-type {sort}{model} --spec-draft-n-max {row.gamma}"
-    return f"speculative_config ({row.draft_method}, gamma {row.gamma})"
+    if row.draft_method == "mtp":
+        call |= {"num_nextn_predict_layers": row.gamma}
+    if row.draft_method == "ngram":
+        call |= {"max_matching_ngram_size": PROMPT_LOOKUP_MAX}
+    if checkpoint:
+        call |= {"speculative_model": checkpoint}
+    call |= {"max_draft_len": row.gamma}
+    return f"speculative_config: {json.dumps(call)}"
 
 
 def _head_of(command: ServeCommand, row: Candidate) -> str:

@@ -379,7 +379,9 @@ def test_a_file_is_predicted_at_usual_loads_where_it_does_not_tell() -> None:
     ("vllm", ['"num_speculative_tokens": 3', '"model": "EAGLE-3-HEAD"']),
     ("sglang", ["--speculative-algorithm EAGLE3", "--speculative-num-steps 3 --speculative-eagle-topk 1",
                 "--speculative-num-draft-tokens 4", "--speculative-draft-model-path"]),
-    ("llama.cpp", ["--spec-type draft-eagle3", "--spec-draft-n-max 3"]), ("trtllm", ["(eagle3, gamma 3)"]),
+    ("llama.cpp", ["--spec-type draft-eagle3", "--spec-draft-n-max 3"]),
+    ("trtllm", ['speculative_config: {"decoding_type": "Eagle3"', '"speculative_model": "EAGLE-3-HEAD"',
+                '"max_draft_len": 3}']),
 ])  # fmt: skip
 def test_another_draft_s_option_is_the_engines_own(
     engine: str, words: list[str]
