@@ -1,12 +1,11 @@
 """Fits SGLang's overlapped speculation to ratios of steps whose device nobody named.
 
-    python scripts/fit_sglang_speculation.py FILE.csv            errors as shipped, as fitted, and left out by model
-    python scripts/fit_sglang_speculation.py FILE.csv --write    and writes the profile
+    python scripts/fit_sglang_speculation.py [FILE.csv]            errors as shipped, as fitted, and left out by model
+    python scripts/fit_sglang_speculation.py [FILE.csv] --write    and writes the profile
 
-Columns: model, concurrency, gamma, tokens_per_step, weight_dtype, baseline and speculative (tokens per second), as in
-SpecForge's SpecBundle (docs/spec_bundle/public/raw_data/data.json). Rows of one model and concurrency have one device:
-of H100, H200 and B200 with tp 1, 2, 4 and 8 the one whose step without a draft, at a context of 800 tokens, is nearest
-to the measured one. What is compared is the ratio of a speculative step to that one,
+FILE has the columns of `magicdec validate pairs` (without it: SpecForge's SpecBundle); its chains are fitted. A server
+whose device is not stated is on the one whose step without a draft is nearest (`magicdec.validate.pairs.name_devices`).
+What is compared is the ratio of a speculative step to that one,
 
     tokens per step * baseline / speculative
 
@@ -16,9 +15,9 @@ one model, and each model left out stands beside the fit.
 
 from __future__ import annotations
 
-import csv
+import dataclasses
 import sys
-from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,9 +25,6 @@ import numpy as np
 
 from magicdec.counts import Array
 from magicdec.fitting import Free, solve
-from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.memory import capacity_bytes, memory_need
-from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms
 from magicdec.specs.engine import (
     ENGINES_DIRECTORY,
@@ -36,12 +32,12 @@ from magicdec.specs.engine import (
     load_engine,
     save_engine,
 )
-from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.validate.pairs import PairRow, read_pairs
+from magicdec.validate.rows import places
 
-CONTEXT = 800.0
-DEVICES = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-192gb")
-TP_SIZES = (1, 2, 4, 8)
-MAX_GAMMA = 7
+SPECBUNDLE = (
+    Path(__file__).resolve().parents[1] / "tests/data/speculation/specbundle.csv.gz"
+)
 PRIORS = {
     "draft_step_overhead_s": Free(prior=100e-6, spread=1.0),
     "step_overhead_s": Free(prior=1.0e-3, spread=0.7),
@@ -51,110 +47,54 @@ NONE = {"eagle3_draft_overhead_s": 0.0, "eagle3_step_overhead_s": 0.0}
 
 
 class Load(NamedTuple):
-    """Settings of one model at one concurrency."""
+    """Chains of one model on one server."""
 
-    model: str
-    concurrency: float
-    weight_dtype: str
+    pair: PairRow
+    """Any of them."""
     gamma: Array
     ratio: Array
-    step_s: Array
-    """Steps without a draft."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.pair.tp} x {self.pair.hardware}"
 
 
 def read(path: Path) -> list[Load]:
-    groups: dict[tuple[str, float, str], list[tuple[float, ...]]] = defaultdict(list)
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if "tree" in row["draft_detail"]:
-                continue
-            users, baseline = float(row["concurrency"]), float(row["baseline"])
-            ratio = float(row["tokens_per_step"]) * baseline / float(row["speculative"])
-            key = (row["model"], users, row["weight_dtype"])
-            groups[key].append((float(row["gamma"]), ratio, users / baseline))
-    return [Load(*key, *np.array(rows).T) for key, rows in groups.items()]
-
-
-def setup_of(load: Load, device: str, engine: EngineProfile) -> Setup:
-    spec = SpeculationSpec(draft="eagle3", draft_method="eagle3", gamma=MAX_GAMMA)
-    return Setup.of(
-        load.model,
-        load_hardware(device),
-        engine,
-        spec,
-        weight_dtype=load.weight_dtype,
-        sampling=SamplingSpec(temperature=0.0),
+    pairs, _ = read_pairs([path])
+    chains = [pair for pair in pairs if pair.tree is None and pair.tokens_per_step]
+    servers = places(
+        [(pair.model, pair.hardware, pair.tp, pair.users)] for pair in chains
     )
+    loads = []
+    for own in servers.values():
+        gamma = np.array([chains[place].gamma for place in own])
+        ratio = [chains[place].tokens_per_step / chains[place].speedup for place in own]
+        loads.append(Load(chains[own[0]], gamma, np.array(ratio)))
+    return loads
 
 
-def nearest(load: Load, engine: EngineProfile) -> tuple[str, int]:
-    """The device and tp whose step without a draft is nearest to the measured one."""
-    measured_s = float(np.median(load.step_s))
-    best = ("", 0)
-    least = np.inf
-    for device in DEVICES:
-        setup = setup_of(load, device, engine)
-        for tp_size in TP_SIZES:
-            capacity = capacity_bytes(setup.hardware, engine)
-            need = memory_need(
-                setup,
-                batch=load.concurrency,
-                max_len=2 * CONTEXT,
-                budget=None,
-                gamma=MAX_GAMMA,
-                tp_size=tp_size,
-                capacity=capacity,
-            )
-            if not np.all(need.fits):
-                continue
-            apart = abs(np.log(float(plain_s(setup, load, tp_size)) / measured_s))
-            if apart < least:
-                best, least = (device, tp_size), apart
-    return best
+def log_errors(loads: Sequence[Load], engine: EngineProfile) -> list[Array]:
+    errors = []
+    for load in loads:
+        context = load.pair.prompt_len + load.pair.output_len / 2.0
+        terms = step_terms(
+            dataclasses.replace(load.pair.setup, engine=engine),
+            batch=load.pair.users,
+            kv_len=context,
+            draft_kv_len=context,
+            gamma=load.gamma,
+            tp_size=load.pair.tp,
+        )
+        ratio = terms.step_s / terms.autoregressive.total_s
+        errors.append(np.log(ratio / load.ratio))
+    return errors
 
 
-def plain_s(setup: Setup, load: Load, tp_size: int) -> Array:
-    terms = step_terms(
-        setup,
-        batch=load.concurrency,
-        kv_len=CONTEXT,
-        draft_kv_len=CONTEXT,
-        gamma=0,
-        tp_size=tp_size,
-    )
-    return terms.autoregressive.total_s
-
-
-def predicted(load: Load, place: tuple[str, int], engine: EngineProfile) -> Array:
-    device, tp_size = place
-    terms = step_terms(
-        setup_of(load, device, engine),
-        batch=load.concurrency,
-        kv_len=CONTEXT,
-        draft_kv_len=CONTEXT,
-        gamma=load.gamma,
-        tp_size=tp_size,
-    )
-    ratio: Array = terms.step_s / terms.autoregressive.total_s
-    return ratio
-
-
-def log_errors(
-    loads: list[Load], places: list[tuple[str, int]], engine: EngineProfile
-) -> list[Array]:
-    return [
-        np.log(predicted(load, place, engine) / load.ratio)
-        for load, place in zip(loads, places, strict=True)
-    ]
-
-
-def fit(
-    loads: list[Load], places: list[tuple[str, int]], engine: EngineProfile
-) -> EngineProfile:
+def fit(loads: Sequence[Load], engine: EngineProfile) -> EngineProfile:
     """Each model has the same weight, however many texts it was asked."""
 
     def residuals(values: dict[str, float]) -> Array:
-        errors = log_errors(loads, places, engine.with_constants(**values, **NONE))
+        errors = log_errors(loads, engine.with_constants(**values, **NONE))
         return np.concatenate([error / np.sqrt(error.size) / 0.05 for error in errors])
 
     found = solve(PRIORS, residuals)
@@ -167,26 +107,24 @@ def mape(error: Array) -> float:
 
 
 def main(arguments: list[str]) -> None:
+    files = [text for text in arguments if not text.startswith("--")]
     shipped = load_engine("sglang")
-    loads = read(Path(arguments[0]))
-    places = [nearest(load, shipped) for load in loads]
-    fitted = fit(loads, places, shipped)
+    loads = read(Path((files or [SPECBUNDLE])[0]))
+    fitted = fit(loads, shipped)
     print({name: fitted.constant(name) for name in PRIORS})
     print("model, users, place: as shipped, as fitted, left out")
-    for number, load in enumerate(loads):
-        others = [each for each in range(len(loads)) if loads[each].model != load.model]
-        without = fit(
-            [loads[each] for each in others], [places[each] for each in others], shipped
-        )
+    for load in loads:
+        model = load.pair.model
+        without = fit([each for each in loads if each.pair.model != model], shipped)
         cells = []
         for engine in (shipped, fitted, without):
-            (error,) = log_errors([load], [places[number]], engine)
+            (error,) = log_errors([load], engine)
             by_gamma = {
                 int(gamma): round(float(np.mean(error[load.gamma == gamma])), 2)
                 for gamma in np.unique(load.gamma)
             }
             cells.append(f"{mape(error):.1%} {by_gamma}")
-        print(load.model, load.concurrency, places[number], *cells, sep="  ")
+        print(model, load.pair.users, load.place, *cells, sep="  ")
     if "--write" in arguments:
         save_engine(fitted, ENGINES_DIRECTORY / "sglang.toml")
 

@@ -177,7 +177,7 @@ if TYPE_CHECKING:
         read_bytes,
         step_terms,
     )
-    from magicdec.perfmodel.trees import TREES_LOSE, tree_error
+    from magicdec.perfmodel.trees import MAX_TREE, TREES_LOSE, tree_error, tree_tokens
     from magicdec.perfmodel.variations import (
         Priced,
         Sensitivity,

@@ -33,13 +33,20 @@ RANK = 0.2
 is not it."""
 EQUAL_ROWS_ERROR = 0.09
 """Relative error (one standard deviation) of the tokens with each of four models left out of the fit:
-60 trees of EAGLE-3 in SGLang (SpecForge's SpecBundle, December 2025), mean 7.3 %."""
+60 trees of EAGLE-3 in SGLang (SpecForge's SpecBundle, December 2025; scripts/fit_trees.py)."""
 MORE_ROWS_ERROR = 0.2
 """That of trees of more tokens than passes, of which none was in the fit. Four of one server (3 × 8,
 4 × 12, 4 × 16, 8 × 60 rows) lie within 2 % of what its 3 × 4 tree leads to."""
 
 
-def tree_tokens(rates: Array, tree: TreeSpec, gamma: Any) -> Array:
+def tree_tokens(
+    rates: Array,
+    tree: TreeSpec,
+    gamma: Any,
+    *,
+    held_by_tree: float = HELD_BY_TREE,
+    rank: float = RANK,
+) -> Array:
     """Tokens per step of a tree of gamma drafted tokens; `rates`: conditional rates of a chain by
     position, on the last axis, as many as draft passes."""
     gamma = np.asarray(gamma, dtype=np.float64)[..., None]
@@ -47,8 +54,8 @@ def tree_tokens(rates: Array, tree: TreeSpec, gamma: Any) -> Array:
     siblings = np.minimum(per_pass, tree.top_k - 1.0)
     later = np.clip(per_pass - 1.0, 0.0, tree.top_k - 1.0)
     is_first = np.arange(rates.shape[-1]) == 0
-    held = np.where(is_first, 1.0, 1.0 - (1.0 - HELD_BY_TREE) ** per_pass)
-    found = 1.0 - (1.0 + np.where(is_first, siblings, later)) ** -RANK
+    held = np.where(is_first, 1.0, 1.0 - (1.0 - held_by_tree) ** per_pass)
+    found = 1.0 - (1.0 + np.where(is_first, siblings, later)) ** -rank
     accepted = held * (rates + (1.0 - rates) * found)
     return np.asarray(1.0 + np.cumprod(accepted, axis=-1).sum(axis=-1))
 

@@ -3,9 +3,12 @@ each pair, and the gamma that a plan would choose.
 
 Columns: source, model, hardware, engine, engine_version, tp, concurrency, prompt_len, output_len,
 draft, draft_detail, gamma, tokens_per_step, weight_dtype, kv_dtype, unit, baseline, speculative,
-note; for look-ups also drafted_share and tokens_per_drafted_step; `graphs`: "none" or "eager", "piecewise", or the
+note; for look-ups also drafted_share and tokens_per_drafted_step; for drafts that branch top_k and
+draft_tokens, the verified ones with the root among them, `gamma` being the draft passes (or all in
+draft_detail: "topk 3, 6 draft tokens"); `graphs`: "none" or "eager", "piecewise", or the
 engine's own (a note that names eager passes says so too); and `use`: a row whose use does not
-begin with "score" is not judged. Units: `tok_s`, output tokens per
+begin with "score" is not judged. A row without hardware, or one that begins with "unstated", is
+priced on the device of a few whose step without a draft is nearest (`name_devices`). Units: `tok_s`, output tokens per
 second of the whole server (prefill inside, unless the note says "decode only"); `tpot_*_ms`, the
 time between tokens. A row without lengths gets those of the workload named in its note
 (`WORKLOADS`), or else `PROMPT_LEN` and `OUTPUT_LEN`. A row without a concurrency gets one user.
@@ -36,11 +39,12 @@ import msgspec
 import numpy as np
 
 from magicdec.counts import Z_90, Array, constant_rate, expected_tokens_per_step
-from magicdec.errors import ConfigError, unknown_choice
+from magicdec.errors import ConfigError, MagicdecError, unknown_choice
 from magicdec.naming import draft_by_name
 from magicdec.perfmodel import (
     ENDS,
     LOOKUP_PRECISION,
+    MAX_TREE,
     WITHOUT_DRAFT,
     Acceptance,
     AcceptanceProfile,
@@ -60,6 +64,8 @@ from magicdec.perfmodel import (
     profile_of,
     sequence_rates,
     tokens_error,
+    tree_error,
+    tree_tokens,
     whole_requests,
 )
 from magicdec.schema import ErrorSummary
@@ -74,6 +80,7 @@ from magicdec.specs import (
     Precision,
     SamplingSpec,
     SpeculationSpec,
+    TreeSpec,
     load_engine,
     load_model_spec,
     model_name,
@@ -87,12 +94,14 @@ from magicdec.validate.rows import (
     NEWEST,
     Count,
     Length,
+    Line,
     Positive,
     columns,
     engine_name,
     format_name,
     places,
     read_rows,
+    row_of,
     weight_format,
 )
 
@@ -109,6 +118,29 @@ SHARED_BUDGET = 0.07
 """Share of the cache that a sparse draft reads where its row states neither a share nor a budget.
 """
 SMALLEST_BUDGET = 64
+UNNAMED = re.compile(r"$|unstated|not stated|unknown", re.IGNORECASE)
+UNNAMED_CONTEXT = 800.0
+"""Tokens of a request's cache, where neither its device nor its lengths are stated."""
+UNNAMED_DEVICES = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-192gb")
+UNNAMED_SIZES = ("1", "2", "4", "8")
+NAMED_BY_MEMORY = (
+    "a100-pcie-80gb",
+    "a100-sxm-80gb",
+    "h100-pcie-80gb",
+    *UNNAMED_DEVICES,
+)
+"""Devices of which a row that states the memory alone may be."""
+SERVER = (
+    "model",
+    "hardware",
+    "tp",
+    "engine",
+    "engine_version",
+    "concurrency",
+    "weight_dtype",
+    "kv_dtype",
+)
+"""Columns in which rows of one server are equal, beside the source."""
 SIGN_MARGIN = 0.05
 """Distance of a measured speedup from 1 from which its side counts: nearer ones are noise."""
 CONSTANTS = (1, 3, 5, 7)
@@ -167,6 +199,14 @@ TEXTS = {
 """Classes of text by a word of a row's note; the first that is found."""
 
 
+TREE = re.compile(r"top-?k (\d+), (\d+) draft tokens", re.IGNORECASE)
+"""Details of a draft that branches: top-k, and the verified tokens of a sequence."""
+
+
+TREES = "tokens per second over the chain's"
+"""What trees beside chains are compared by."""
+
+
 class _StatedDraft(NamedTuple):
     """How a row's server drafts."""
 
@@ -191,6 +231,9 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     unit: str
     baseline: Positive
     speculative: Positive
+    top_k: Annotated[int, msgspec.Meta(ge=0, le=MAX_TREE)] = 0
+    draft_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_TREE)] = 0
+    is_device_assumed: bool = False
     engine_version: str = ""
     concurrency: Positive = nan
     prompt_len: Length = nan
@@ -208,6 +251,10 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def __post_init__(self) -> None:
         if not self.use.startswith("score"):
             raise ConfigError(f"not to be scored: {self.use}")
+        stated = TREE.search(self.draft_detail)
+        if stated and not self.top_k:
+            msgspec.structs.force_setattr(self, "top_k", int(stated[1]))
+            msgspec.structs.force_setattr(self, "draft_tokens", int(stated[2]))
         prompt_len, output_len = self._usual_lengths()
         if isnan(self.prompt_len):
             msgspec.structs.force_setattr(self, "prompt_len", prompt_len)
@@ -223,6 +270,8 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         _ = self.setup  # an unknown name is refused here
 
     def _usual_lengths(self) -> tuple[float, float]:
+        if self.is_device_assumed:
+            return UNNAMED_CONTEXT - OUTPUT_LEN / 2.0, OUTPUT_LEN
         for workload, lengths in WORKLOADS.items():
             if workload in self.note.lower():
                 return lengths
@@ -272,6 +321,11 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def assumptions(self) -> list[str]:
         """Values that the prediction needs and the row does not state."""
         assumptions = []
+        if self.is_device_assumed:
+            assumptions.append(
+                f"{self.tp} x {self.setup.hardware.name} assumed, whose step without a draft is "
+                "nearest; decoding alone is compared"
+            )
         if not version_number(self.engine_version):
             stated = self.engine_version or "no version"
             assumptions.append(f"{stated} of {self.engine} read as the newest")
@@ -297,10 +351,9 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def is_decoding(self) -> bool:
-        """Whether a rate leaves out prefill."""
-        return (
-            self.is_rate and re.search(r"decod\w* (only|alone)", self.note) is not None
-        )
+        """Whether a rate leaves out prefill, or is compared as if it did."""
+        stated = re.search(r"decod\w* (only|alone)", self.note) is not None
+        return self.is_rate and (stated or self.is_device_assumed)
 
     @property
     def measured(self) -> tuple[float, float]:
@@ -343,6 +396,7 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             self.draft_detail,
             self.is_decoding,
             self.path_options,
+            self.tree,
         )
 
     @property
@@ -351,17 +405,43 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return *self.alike, self.origin, self.tp, self.prompt_len, self.output_len
 
     @property
+    def twin(self) -> tuple[Any, ...]:
+        """Equal for a tree and the chain of as many draft passes of the same run."""
+        checkpoint, _, _ = self.draft_detail.partition(";")
+        return (
+            self.origin,
+            self.model,
+            self.hardware,
+            self.tp,
+            self.engine,
+            self.engine_version,
+            self.weight_dtype,
+            self.kv_dtype,
+            self.draft,
+            checkpoint.strip(),
+            self.users,
+            self.prompt_len,
+            self.output_len,
+            self.unit,
+            self.note,
+            self.gamma,
+        )
+
+    @property
     def labels(self) -> dict[str, str]:
         """The parts of its group's name, which ends with the figure compared."""
         precision = self.setup.precision
         compared = "between tokens"
         if self.is_rate:
             compared = "whole requests"
+        draft = self.draft
+        if self.tree is not None:
+            draft = f"{draft} tree"
         return {
             "source": self.origin,
             "model": self.model,
             "hardware": self.setup.hardware.name,
-            "draft": self.draft,
+            "draft": draft,
             "formats": f"{precision.weight_dtype}, KV {precision.kv_dtype}",
             "compared": compared,
         }
@@ -411,6 +491,20 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     @property
+    def tree(self) -> TreeSpec | None:
+        """The shape of drafts that branch; None for chains."""
+        if self.top_k < 2:
+            return None
+        return TreeSpec(top_k=self.top_k, num_steps=self.gamma)
+
+    @property
+    def num_drafted(self) -> int:
+        """Drafted tokens that a step verifies; where drafts branch, not as many as draft passes."""
+        if self.tree is None or not self.draft_tokens:
+            return self.gamma
+        return self.draft_tokens - 1
+
+    @property
     def path_options(self) -> PathOptions:
         """The options of its server that change the path of a step."""
         text = f"{self.graphs} {self.note}".lower()
@@ -445,7 +539,9 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return _StatedDraft(
                 spec, model=name, weight_dtype=self._draft_model_format()
             )
-        spec = SpeculationSpec(draft=kind, draft_method=kind, gamma=self.gamma)
+        spec = SpeculationSpec(
+            draft=kind, draft_method=kind, gamma=self.gamma, tree=self.tree
+        )
         if kind == "eagle3":
             shares = SHARES_HEAD.search(self._detail) is not None
             spec = msgspec.structs.replace(spec, shares_vocabulary=shares)
@@ -489,6 +585,8 @@ class StatedTokens:
     gamma: Array
     drafted_share: Any = 1.0
     """Share of steps with a draft; the others verify one token."""
+    is_of_tree: bool = False
+    """Whether the tokens are a tree's, which no chain's rates give."""
 
     @property
     def is_partly_drafted(self) -> bool:
@@ -510,6 +608,8 @@ class StatedTokens:
         self, middle: Array, *, budget: Any, context: Any, gamma: Any
     ) -> Array:
         """Stated tokens are no belief: nothing of theirs is uncertain."""
+        if self.is_of_tree:
+            return self.tokens
         return middle
 
     def tokens_per_step(
@@ -674,6 +774,16 @@ def believed_acceptance(row: PairRow) -> AcceptanceProfile:
     return profile_of(question, draft=spec.draft, method=spec.draft_method)
 
 
+def without_draft(setup: Setup) -> Setup:
+    """The same server with no draft."""
+    return dataclasses.replace(
+        setup,
+        speculation=AUTOREGRESSIVE,
+        draft_model=None,
+        draft_precision=None,
+    )
+
+
 def _predict_alike(
     setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float | None]
 ) -> Array:
@@ -681,7 +791,7 @@ def _predict_alike(
     logarithm of their ratio, and the probability that it is above 1."""
     names = ("users", "prompt_len", "output_len", "tp", "budget")
     users, prompt_len, output_len, tp, budgets = columns(rows, *names)
-    gamma = np.array([row.gamma for row in rows])
+    gamma = np.array([row.num_drafted for row in rows])
     spec = setup.speculation
     profile: AcceptanceProfile | None = None
     law: Acceptance
@@ -689,13 +799,9 @@ def _predict_alike(
         profile = law = believed_acceptance(rows[0])
     else:
         shares = np.array([row.share for row in rows])
-        law = StatedTokens(np.array(tokens, dtype=np.float64), gamma, shares)
-    alone = dataclasses.replace(
-        setup,
-        speculation=AUTOREGRESSIVE,
-        draft_model=None,
-        draft_precision=None,
-    )
+        is_of_tree = spec.tree is not None
+        law = StatedTokens(np.array(tokens, np.float64), gamma, shares, is_of_tree)
+    alone = without_draft(setup)
 
     def at(which: Setup, gamma: Any, budget: Any) -> Points:
         most = largest_active(
@@ -792,6 +898,74 @@ def _median_factor(expected: float, gamma: int) -> float:
     return float(tokens[middle]) * steps_per_token
 
 
+def read_pairs(paths: Sequence[Path]) -> tuple[list[PairRow], list[str]]:
+    """The usable rows and one line for each other; rows of devices that nobody named are on the
+    nearest."""
+    return read_rows(paths, PairRow, fill=name_devices)
+
+
+def name_devices(lines: list[Line]) -> None:
+    """Puts a device and its number into the lines that name none: of a few the one whose step
+    without a draft is nearest to the measured ones of its server. With two free choices this is a
+    weak test of steps with a draft, and none of those without."""
+    servers = []
+    for line in lines:
+        is_unnamed = UNNAMED.match(line.get("hardware", "")) is not None
+        server = None
+        if is_unnamed:
+            server = (line.get("source", "").partition(" ")[0], *map(line.get, SERVER))
+        servers.append([server] if server else [])
+    for own in places(servers).values():
+        chosen = _nearest([lines[place] for place in own])
+        for place in own:
+            lines[place] |= chosen
+
+
+def _nearest(lines: Sequence[Line]) -> Line:
+    """The cells of the device and number nearest to these lines of one server; none where no line
+    can be read or no device holds the model."""
+    memory = re.search(r"(\d+) ?gb", lines[0]["hardware"].lower())
+    devices = UNNAMED_DEVICES
+    if memory:
+        devices = tuple(name for name in NAMED_BY_MEMORY if f"-{memory[1]}gb" in name)
+    sizes = (lines[0]["tp"],)
+    if not lines[0]["tp"]:
+        sizes = UNNAMED_SIZES
+    best: Line = {}
+    least = np.inf
+    for device in devices:
+        for tp in sizes:
+            cells = {"hardware": device, "tp": tp, "is_device_assumed": "true"}
+            apart = _apart([line | cells for line in lines])
+            if apart < least:
+                best, least = cells, apart
+    return best
+
+
+def _apart(lines: Sequence[Line]) -> float:
+    """How far the steps without a draft are from the measured ones, in the median of their
+    logarithms; infinite where they cannot be predicted."""
+    errors = []
+    for line in lines:
+        try:
+            row = row_of(line, PairRow)
+        except MagicdecError:
+            continue
+        point = Points(
+            batch=row.users, context=row.prompt_len, tp=row.tp, gen_len=row.output_len
+        )
+        prediction = predict(without_draft(row.setup), None, point)
+        if not np.all(prediction.memory.fits):
+            return np.inf
+        per_token_s = 1.0 / float(prediction.tokens_per_s)
+        if not row.is_rate:
+            per_token_s *= row.users
+        errors.append(np.log(per_token_s / row.measured[0]))
+    if not errors:
+        return np.inf
+    return abs(float(np.median(errors)))
+
+
 def validate_pairs(
     paths: Sequence[Path],
     *,
@@ -800,14 +974,15 @@ def validate_pairs(
 ) -> dict[str, Any]:
     """{"groups": […], "choice": {…}, "assumed": [one line per row], "refused": [likewise]}.
 
-    `assumed` lists the rows that lack a value which the prediction needs, `refused` the rows that
-    are not judged. With `leave_out` a source's rows alone are judged, by intervals whose widths come
-    from the other sources.
+    Trees are judged by their measured tokens per step, as any draft, and beside the chain of as many
+    verified tokens by what they make over it. `assumed` lists the rows that lack a value which the
+    prediction needs, `refused` the rows that are not judged. With `leave_out` a source's rows alone
+    are judged, by intervals whose widths come from the other sources.
 
     Raises ConfigError for a file that cannot be read or lacks a column, and when no row can be
     judged.
     """
-    pairs, refused = read_rows(paths, PairRow)
+    pairs, refused = read_pairs(paths)
     is_measured = acceptance == "measured"
     tokens: list[float | None] = [None] * len(pairs)
     lacking = "no acceptance"
@@ -832,6 +1007,10 @@ def validate_pairs(
     groups = []
     for name, chosen in sorted(places(names).items()):
         groups.append(_group(name, pairs, np.array(chosen), predicted))
+    trees = trees_over_chains(pairs)
+    if leave_out:
+        trees = [each for each in trees if each.tree.origin == leave_out]
+    groups += _tree_groups(trees)
     assumed = []
     for pair in pairs:
         if pair.assumptions:
@@ -842,6 +1021,81 @@ def validate_pairs(
         "assumed": assumed,
         "refused": refused,
     }
+
+
+class TreeOverChain(NamedTuple):
+    """A tree of as many verified tokens as the chain of the same run, and what it makes over it."""
+
+    tree: PairRow
+    chain: PairRow
+    rates: Array
+    """Conditional rates of the chain by position: one that gives its measured tokens per step."""
+    step_ratio: float
+    """Seconds of the tree's step over the chain's, predicted."""
+
+    @property
+    def measured(self) -> float:
+        """Tokens per second over the chain's."""
+        _, of_chain = self.chain.measured
+        _, of_tree = self.tree.measured
+        return of_chain / of_tree
+
+    def predicted(self, **law: float) -> float:
+        """The same, of a chain's rates and cost alone; `law`: other numbers for `tree_tokens`."""
+        assert self.tree.tree is not None
+        assert self.chain.tokens_per_step is not None
+        drafted = self.tree.num_drafted
+        tokens = tree_tokens(self.rates, self.tree.tree, drafted, **law)
+        return float(tokens) / self.chain.tokens_per_step / self.step_ratio
+
+
+def trees_over_chains(pairs: Sequence[PairRow]) -> list[TreeOverChain]:
+    """The trees whose chain of as many verified tokens is there too, both with measured tokens per
+    step."""
+    chains = {}
+    for pair in pairs:
+        if pair.tree is None and pair.tokens_per_step is not None:
+            chains[pair.twin] = pair
+    found = []
+    for pair in pairs:
+        chain = chains.get(pair.twin)
+        is_equal = pair.tree is not None and pair.num_drafted == pair.gamma
+        if is_equal and chain is not None and pair.tokens_per_step is not None:
+            found.append((pair, chain))
+    if not found:
+        return []
+    step_s = []
+    for own in zip(*found, strict=True):
+        tokens = [pair.tokens_per_step for pair in own]
+        step_s.append(predict_pairs(own, tokens).speculative_s * np.array(tokens))
+    ratios = step_s[0] / step_s[1]
+    trees = []
+    for (pair, chain), ratio in zip(found, ratios, strict=True):
+        tokens = np.array([chain.tokens_per_step])
+        rate = StatedTokens(tokens, np.array([chain.gamma])).rates
+        rates = np.repeat(rate, chain.gamma)
+        trees.append(TreeOverChain(pair, chain, rates, float(ratio)))
+    return trees
+
+
+def _tree_groups(trees: Sequence[TreeOverChain]) -> list[dict[str, Any]]:
+    """Errors of what trees make over chains, by model and of all."""
+    names = []
+    for each in trees:
+        labels = each.tree.labels | {"compared": TREES}
+        names.append(["/".join(labels.values()), f"all/{TREES}"])
+    groups = []
+    for name, chosen in sorted(places(names).items()):
+        own = [trees[place] for place in chosen]
+        signed = np.array([each.predicted() / each.measured - 1.0 for each in own])
+        errors = [
+            float(tree_error(each.tree.tree, each.tree.num_drafted)) for each in own
+        ]
+        group: dict[str, Any] = {"name": name}
+        if not name.startswith("all/"):
+            group |= own[0].tree.labels | {"compared": TREES}
+        groups.append(group | ErrorSummary.of(signed, np.array(errors)).figures())
+    return groups
 
 
 def tokens_of_cells(pairs: Sequence[PairRow]) -> list[float | None]:

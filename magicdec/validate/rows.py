@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, TypeVar, get_args, get_type_hints
@@ -24,6 +24,8 @@ PUBLISHED_DIRECTORY = Path(__file__).resolve().parent / "data" / "published"
 LARGEST_FIGURE = 1e12
 T = TypeVar("T", bound=msgspec.Struct)
 K = TypeVar("K", bound=Hashable)
+Line = dict[str, str]
+"""A line's cells by column, its place under "where" among them."""
 Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 Length = Annotated[float, msgspec.Meta(ge=0, le=LARGEST_FIGURE)]
 Size = Annotated[float, msgspec.Meta(ge=1, le=LARGEST_FIGURE)]
@@ -67,7 +69,7 @@ def published(*names: str) -> list[Path]:
     return [PUBLISHED_DIRECTORY / name for name in names]
 
 
-def read_lines(path: str | Path) -> list[dict[str, str]]:
+def read_lines(path: str | Path) -> list[Line]:
     """The lines of a CSV file by column, each with its place under "where".
 
     Raises ConfigError for a file without lines or one that cannot be read.
@@ -84,30 +86,35 @@ def read_lines(path: str | Path) -> list[dict[str, str]]:
 
 
 def read_rows(
-    paths: Sequence[str | Path], kind: type[T], *, one_of: Iterable[str] = ()
+    paths: Sequence[str | Path],
+    kind: type[T],
+    *,
+    one_of: Iterable[str] = (),
+    fill: Callable[[list[Line]], None] | None = None,
 ) -> tuple[list[T], list[str]]:
     """The usable rows, and one line with file, line and column for each unusable row.
 
-    The struct's field `where` holds the row's place. Its own checks raise ConfigError.
+    The struct's field `where` holds the row's place. Its own checks raise ConfigError. `fill` puts
+    values that follow from other rows into the cells of all files before they are read.
 
     Raises ConfigError for a file that cannot be read or lacks a column (or all of `one_of`), and
     when no file has a usable row.
     """
     rows: list[T] = []
     refused: list[str] = []
-    required = [
-        field.encode_name for field in msgspec.structs.fields(kind) if field.required
-    ]
+    required = _required(kind)
+    lines = []
     for path in paths:
-        lines = read_lines(path)
-        _check_columns(path, lines[0], required, one_of)
-        for line in lines:
-            try:
-                rows.append(_row(line, kind, required))
-            except msgspec.ValidationError as error:
-                refused.append(f"{line['where']}: {_explained(str(error), line, kind)}")
-            except MagicdecError as error:
-                refused.append(f"{line['where']}: {error}")
+        of_file = read_lines(path)
+        _check_columns(path, of_file[0], required, one_of)
+        lines += of_file
+    if fill is not None:
+        fill(lines)
+    for line in lines:
+        try:
+            rows.append(row_of(line, kind))
+        except MagicdecError as error:
+            refused.append(f"{line['where']}: {error}")
     if not rows:
         raise ConfigError(refused[0])
     return rows, refused
@@ -115,7 +122,7 @@ def read_rows(
 
 def _check_columns(
     path: str | Path,
-    line: dict[str, str],
+    line: Line,
     required: Sequence[str],
     one_of: Iterable[str],
 ) -> None:
@@ -131,16 +138,27 @@ def _check_columns(
         )
 
 
-def _row(line: dict[str, str], kind: type[T], required: Sequence[str]) -> T:
-    missing = [column for column in required if not line[column]]
+def row_of(line: Line, kind: type[T]) -> T:
+    """The row of a line. Raises ConfigError for a cell that is missing or not what it must be."""
+    missing = [column for column in _required(kind) if not line[column]]
     if missing:
         names = ", ".join(missing)
         raise ConfigError(f"column '{names}' is missing or empty")
     filled = {column: text for column, text in line.items() if text}
-    return msgspec.convert(filled, kind, strict=False)
+    try:
+        return msgspec.convert(filled, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explained(str(error), line, kind)) from None
 
 
-def _explained(message: str, line: dict[str, str], kind: type[msgspec.Struct]) -> str:
+@lru_cache(maxsize=16)
+def _required(kind: type[msgspec.Struct]) -> list[str]:
+    return [
+        field.encode_name for field in msgspec.structs.fields(kind) if field.required
+    ]
+
+
+def _explained(message: str, line: Line, kind: type[msgspec.Struct]) -> str:
     """A validation error in a table's words."""
     what, _, place = message.partition(" - at ")
     column = place.strip("`$.")
