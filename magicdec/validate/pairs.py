@@ -925,12 +925,12 @@ def _nearest(lines: Sequence[Line]) -> Line:
     """The cells of the device and number nearest to these lines of one server; none where no line
     can be read or no device holds the model."""
     memory = re.search(r"(\d+) ?gb", lines[0]["hardware"].lower())
-    devices = UNNAMED_DEVICES
+    devices: Sequence[str] = UNNAMED_DEVICES
     if memory:
         devices = tuple(name for name in NAMED_BY_MEMORY if f"-{memory[1]}gb" in name)
-    sizes = (lines[0]["tp"],)
-    if not lines[0]["tp"]:
-        sizes = UNNAMED_SIZES
+    sizes: Sequence[str] = UNNAMED_SIZES
+    if lines[0]["tp"]:
+        sizes = (lines[0]["tp"],)
     best: Line = {}
     least = np.inf
     for device in devices:
@@ -1071,9 +1071,10 @@ def trees_over_chains(pairs: Sequence[PairRow]) -> list[TreeOverChain]:
     ratios = step_s[0] / step_s[1]
     trees = []
     for (pair, chain), ratio in zip(found, ratios, strict=True):
-        tokens = np.array([chain.tokens_per_step])
-        rate = StatedTokens(tokens, np.array([chain.gamma])).rates
-        rates = np.repeat(rate, chain.gamma)
+        of_chain = StatedTokens(
+            np.array([chain.tokens_per_step]), np.array([chain.gamma])
+        )
+        rates = np.repeat(of_chain.rates, chain.gamma)
         trees.append(TreeOverChain(pair, chain, rates, float(ratio)))
     return trees
 
