@@ -38,7 +38,7 @@ QUESTIONS = st.fixed_dictionaries(
 
 
 @settings(
-    max_examples=15,
+    max_examples=8,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -13,12 +13,13 @@ lists rows, its document has their numbers, counted through all groups. Quantiti
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from magicdec.errors import ConfigError
-from magicdec.schema.row import PLACES, nested
+from magicdec.schema.row import PATHS, PLACES, nested
 
 DIGITS = 5
 """Significant digits of the quantities of packed rows, whose errors are percents: with all 17 they
@@ -117,11 +118,13 @@ def _key(value: Any) -> bytes:
 def _flat(row: Document) -> Document:
     """A row's quantities by name, those without a value left out."""
     quantities = {}
-    for name, place in PLACES.items():
+    for name, path in PATHS.items():
         value: Any = row
-        for part in place.split("."):
-            value = None if value is None else value.get(part)
-        if value is not None:
+        for part in path:
+            value = value.get(part)
+            if value is None:
+                break
+        else:
             quantities[name] = value
     return quantities
 
@@ -141,12 +144,11 @@ def _group(rows: Sequence[Document]) -> Document:
 
 def _column(values: Sequence[Any]) -> Any:
     """The values, or where that is shorter the distinct ones and where each stands."""
-    places: dict[bytes, int] = {}
-    for value in values:
-        places.setdefault(_key(value), len(places))
+    keys = [_key(value) for value in values]
+    places = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     distinct = {
         "values": [msgspec.json.decode(key) for key in places],
-        "places": [places[_key(value)] for value in values],
+        "places": [places[key] for key in keys],
     }
     if len(_key(distinct)) < len(_key(values)):
         return distinct
@@ -168,13 +170,19 @@ def _rows_of(group: Document) -> Iterator[Document]:
 def _rounded(value: Any) -> Any:
     """Plain data with numbers of DIGITS significant digits, whole ones without a fraction."""
     if isinstance(value, float):
-        number = float(f"{value:.{DIGITS}g}")
-        return int(number) if number.is_integer() else number
+        return _short(value)
     if isinstance(value, dict):
         return {name: _rounded(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_rounded(item) for item in value]
     return value
+
+
+@lru_cache(maxsize=2**16)
+def _short(value: float) -> float | int:
+    """The number in DIGITS digits; rows share many."""
+    number = float(f"{value:.{DIGITS}g}")
+    return int(number) if number.is_integer() else number
 
 
 def written(value: Any, indent: str = "") -> str:

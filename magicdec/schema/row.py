@@ -314,6 +314,9 @@ PLACES: Mapping[str, str] = COLUMNS | {
 }
 """Every quantity that is predicted of a candidate, those without a column too."""
 
+PATHS = {name: tuple(place.split(".")) for name, place in PLACES.items()}
+"""Their places, by part: a plan of several devices puts half a million quantities there."""
+
 Kind = TypeVar("Kind")
 
 
@@ -461,14 +464,14 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     any, are left out.
     """
     document: dict[str, Any] = {}
-    for name, place in PLACES.items():
-        if flat.get(name) is None:
+    for name, (*parts, last) in PATHS.items():
+        value = flat.get(name)
+        if value is None:
             continue
-        *parts, last = place.split(".")
         part = document
         for step in parts:
             part = part.setdefault(step, {})
-        part[last] = flat[name]
+        part[last] = value
     document.setdefault("cost", {})
     document.setdefault("speedup_vs_best_autoregressive", None)
     return document
