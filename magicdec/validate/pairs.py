@@ -14,8 +14,8 @@ time between tokens. A row without lengths gets those of the workload named in i
 (`WORKLOADS`), or else `PROMPT_LEN` and `OUTPUT_LEN`. A row without a concurrency gets one user.
 
 A look-up drafts in some steps only. `tokens_per_step` is over all steps, `drafted_share` the share
-of steps that had a draft; vLLM's mean acceptance length counts those alone and goes into
-`tokens_per_drafted_step`. Any two of the three give the third:
+of steps that had a draft (or in the note: "drafted steps 0.43"); vLLM's mean acceptance length
+counts those alone and goes into `tokens_per_drafted_step`. Any two of the three give the third:
 
     tokens_per_step = 1 + drafted_share · (tokens_per_drafted_step − 1)
 
@@ -199,6 +199,8 @@ TEXTS = {
 """Classes of text by a word of a row's note; the first that is found."""
 
 
+DRAFTED_STEPS = re.compile(r"drafted steps (\d\.\d+)")
+"""The share of the steps that had a draft, in a note."""
 TREE = re.compile(r"top-?k (\d+), (\d+) draft tokens", re.IGNORECASE)
 """Details of a draft that branches: top-k, and the verified tokens of a sequence."""
 
@@ -279,6 +281,9 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def _check_tokens(self) -> None:
         """Derives tokens per step or drafted share from the other. Raises ConfigError."""
+        stated = DRAFTED_STEPS.search(self.note)
+        if stated and self.drafted_share is None:
+            msgspec.structs.force_setattr(self, "drafted_share", float(stated[1]))
         for name in ("tokens_per_step", "tokens_per_drafted_step"):
             tokens = getattr(self, name)
             if tokens is not None and not 0.0 <= tokens <= self.gamma + 1.0:
@@ -316,6 +321,15 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return 1.0
         accepted = max(self.tokens_per_step - 1.0, 0.0)
         return min(accepted / (LOOKUP_PRECISION * self.gamma), 1.0)
+
+    @property
+    def draft_len(self) -> float:
+        """Mean drafted tokens of the steps with a draft. Suffix decoding drafts as many as are
+        likely enough, so its steps with a draft rarely have gamma."""
+        if self.draft.lower() != "suffix" or self.tokens_per_step is None:
+            return float(self.num_drafted)
+        accepted = max(self.tokens_per_step - 1.0, 0.0) / max(self.share, 1e-9)
+        return float(np.clip(accepted / LOOKUP_PRECISION, 1.0, self.gamma))
 
     @property
     def assumptions(self) -> list[str]:
@@ -585,6 +599,8 @@ class StatedTokens:
     gamma: Array
     drafted_share: Any = 1.0
     """Share of steps with a draft; the others verify one token."""
+    draft_len: Any = None
+    """Mean drafted tokens of the steps with a draft; None: gamma."""
     is_of_tree: bool = False
     """Whether the tokens are a tree's, which no chain's rates give."""
 
@@ -602,7 +618,10 @@ class StatedTokens:
         return np.asarray(self.drafted_share, dtype=np.float64)
 
     def draft_len_at(self, gamma: Any) -> Array:
-        return np.asarray(gamma, dtype=np.float64)
+        length = self.draft_len
+        if length is None:
+            length = gamma
+        return np.asarray(length, dtype=np.float64)
 
     def mean_tokens(
         self, middle: Array, *, budget: Any, context: Any, gamma: Any
@@ -800,7 +819,13 @@ def _predict_alike(
     else:
         shares = np.array([row.share for row in rows])
         is_of_tree = spec.tree is not None
-        law = StatedTokens(np.array(tokens, np.float64), gamma, shares, is_of_tree)
+        law = StatedTokens(
+            np.array(tokens, np.float64),
+            gamma,
+            shares,
+            draft_len=np.array([row.draft_len for row in rows]),
+            is_of_tree=is_of_tree,
+        )
     alone = without_draft(setup)
 
     def at(which: Setup, gamma: Any, budget: Any) -> Points:

@@ -410,3 +410,18 @@ def test_a_tree_of_more_tokens_than_passes_has_no_chain_of_as_many(tmp_path):
     pairs, _ = read_pairs([write(tmp_path / "x.csv", CHAIN, tree)])
     assert pairs[1].num_drafted == 15
     assert not trees_over_chains(pairs)
+
+
+def test_suffix_decoding_drafts_often_and_short(tmp_path):
+    """Accepted tokens fix how many are drafted, so a step costs what fewer, longer drafts cost: not
+    gamma tokens in each step that has a draft."""
+    line = LINE.replace("eagle3,,3,2.5", "suffix,,32,2.5").replace("0.24.0", "0.12.0")
+    table = write(tmp_path / "x.csv", line + "drafted steps 0.940", line)
+    (often, seldom), _ = read_pairs([table])
+    assert (often.share, seldom.share) == (0.94, pytest.approx(1.5 / 0.5 / 32))
+    assert often.draft_len == pytest.approx(1.5 / 0.94 / 0.5)
+    assert seldom.draft_len == pytest.approx(32)
+    steps_s = predict_pairs([often, seldom], [2.5, 2.5]).speculative_s
+    assert steps_s[0] == pytest.approx(steps_s[1], rel=0.1)
+    ngram = msgspec.structs.replace(often, draft="ngram", gamma=5)
+    assert ngram.draft_len == 5
