@@ -696,6 +696,7 @@ def _any_value(value: Any) -> Any:
     return inner
 
 
+SPAN_ROOTS = ("gen_ai", "llm")
 OF_SPANS = ("gen_ai.", "llm.input_messages", "llm.output_messages", "openinference.")
 USED = {
     "prompt_len": (
@@ -728,10 +729,8 @@ def _is_opentelemetry(document: Mapping[str, Any]) -> bool:
     if isinstance(attributes, list):
         names = [str(entry.get("key", "")) for entry in attributes]
     elif isinstance(attributes, dict):
-        names = attributes
-        llm = attributes.get("llm")
-        if isinstance(llm, dict) and "output_messages" in llm:
-            return True
+        nested = {name: attributes[name] for name in SPAN_ROOTS if name in attributes}
+        names = [*attributes, *_flat(nested)]
     return any(name.removeprefix("attributes.").startswith(OF_SPANS) for name in names)
 
 

@@ -33,7 +33,6 @@ MAX_BLOCKS = 1 << 20
 """Blocks that are kept at most, whatever the room of the engine's cache."""
 MAX_LOGGED_SHAPES = 512
 """Requests, evenly chosen, that stand for the lengths of all."""
-FIRST_PARENT = 0
 
 
 class PrefixCache:
@@ -66,7 +65,7 @@ class PrefixCache:
 
     def _chain(self, text: Ints) -> Iterable[int]:
         """Hashes of the whole blocks, each with those before it."""
-        parent = FIRST_PARENT
+        parent: int | None = None
         size = self.block_tokens
         for begin in range(0, len(text) - size + 1, size):
             parent = hash((parent, text[begin : begin + size].tobytes()))

@@ -123,6 +123,60 @@ def test_an_observations_input_is_its_prompt(
     assert rows_of(document, {}) == [LoggedRow(prompt=prompt, output="blue")]
 
 
+SPANS: dict[str, dict[str, Any]] = {
+    "OpenInference": {
+        "llm.input_messages.0.message.role": "user",
+        "llm.input_messages.0.message.content": "name a colour",
+        "llm.output_messages.0.message.content": "blue",
+        "llm.token_count.prompt": 9,
+        "llm.token_count.completion": "2",
+        "llm.token_count.prompt_details.cache_read": 4,
+    },
+    "OpenLLMetry": {
+        "gen_ai.prompt.0.role": "user",
+        "gen_ai.prompt.0.content": "name a colour",
+        "gen_ai.completion.0.content": "blue",
+        "gen_ai.usage.prompt_tokens": 9,
+        "gen_ai.usage.completion_tokens": 2,
+        "gen_ai.usage.cache_read.input_tokens": "4",
+    },
+}
+
+
+@pytest.mark.parametrize("whole", [1, 2, 9])
+@pytest.mark.parametrize("name", SPANS)
+def test_attributes_may_be_nested_at_any_of_their_dots(name: str, whole: int) -> None:
+    """At none, at the first, or at all of them."""
+    attributes: dict[str, Any] = {}
+    for path, value in SPANS[name].items():
+        *parts, last = path.split(".", whole - 1)
+        inner = attributes
+        for part in parts:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    told = LoggedRow(prompt=ASKED, output="blue", prompt_len=9, output_len=2, cached_len=4)  # fmt: skip
+    assert rows_of({"attributes": attributes}, {}) == [told]
+
+
+@pytest.mark.parametrize("calls", [None, [{"name": "f"}]])
+@pytest.mark.parametrize("content", [None, "", "blue"])
+@pytest.mark.parametrize("thought", [None, "hm"])
+def test_an_answer_is_its_reasoning_and_its_text(
+    content: str | None, thought: str | None, calls: Any
+) -> None:
+    """A call of a tool beside them is left out; alone it is none, since its tokens are not in the log."""
+    message = {"content": content, "tool_calls": calls, "reasoning": thought}
+    document = {"messages": ASKED, "choices": [{"message": message}]}
+    if calls and not content:
+        with pytest.raises(UnreadableError, match="tool call"):
+            rows_of(document, {})
+        return
+    text = content or ""
+    if thought:
+        text = f"<think>\nhm\n</think>\n\n{text}"
+    assert rows_of(document, {}) == [LoggedRow(prompt=ASKED, output=text)]
+
+
 @pytest.mark.parametrize("other", [5, None, "a", []])
 def test_a_lists_form_is_told_by_its_first_entry(other: Any) -> None:
     """Whatever comes last; one that begins otherwise is no such list."""
