@@ -301,6 +301,65 @@ def test_a_laws_errors_are_those_of_laws_as_likely() -> None:
     assert error.context_exponent == pytest.approx(by_context, rel=0.065)
 
 
+USUAL = {
+    "budget_exponent": (0.5, 0.5),
+    "context_exponent": (0.1, 0.2),
+    "fill_exponent": (1.0, 0.7),
+    "concentration": (50.0, 1.5),
+    "drift": (0.2, 2.0),
+    "drift_depth": (2.0, 0.5),
+}
+"""What a first position at one setting does not tell, and how far it spreads (positive ones in their logarithm)."""
+
+
+def test_what_counts_do_not_tell_is_as_usual_and_as_unsure() -> None:
+    rows = [row(4000, 3000)]
+    law, error, *_ = fit.fit_law(rows, is_self=True)
+    for name, (usual, _) in USUAL.items():
+        assert getattr(law, name) == pytest.approx(usual, rel=1e-3)
+    assert error.budget_exponent == pytest.approx(0.5, rel=1e-3)
+    assert error.context_exponent == pytest.approx(0.2, rel=1e-3)
+    free = {name: each for name, each in fit.FREE.items() if name != "floor"}
+    solution = fit._fitted(fit._cells(rows), free, inflation=1.0)
+    spreads = dict(zip(free, np.sqrt(np.diag(solution.covariance)), strict=True))
+    for name, (_, spread) in USUAL.items():
+        assert spreads[name] == pytest.approx(spread, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("budget_exponent", 0.02),
+        ("budget_exponent", 3.0),
+        ("context_exponent", -1.5),
+        ("context_exponent", 1.5),
+        ("fill_exponent", 0.1),
+        ("fill_exponent", 4.0),
+        ("concentration", 0.6),
+        ("drift", 6.0),
+        ("drift_depth", 0.5),
+        ("drift_depth", 12.0),
+    ],
+)
+def test_a_law_far_from_the_usual_is_found_from_enough_counts(
+    name: str, value: float
+) -> None:
+    constants = {
+        "budget_exponent": 0.4, "context_exponent": 0.1, "fill_exponent": 0.5, "concentration": 10.0, "drift": 2.0,
+    }  # fmt: skip
+    law = Law(rejection=0.2, reference_budget=600.0, **constants | {name: value})
+    rows = []
+    for budget in (400.0, 600.0, 900.0):
+        for context in (3000.0, 6000.0, 12000.0):
+            of_law = law.conditional_rates(budget=budget, context=context, gamma_max=8)
+            rows += [
+                row(1e9, 1e9 * rate, budget=budget, context=context, position=position)
+                for position, rate in enumerate(of_law.tolist(), 1)
+            ]
+    found, *_ = fit.fit_law(rows, is_self=True)
+    assert getattr(found, name) == pytest.approx(value, rel=0.05)
+
+
 def test_budgets_left_out_are_judged_by_the_mean_over_contexts() -> None:
     """Each inner budget by a fit of the others; the noise is that of a normal variable's absolute."""
     rows = [r for r in dense(0.02) if r.budget < 600.0]

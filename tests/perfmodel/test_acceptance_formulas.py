@@ -814,6 +814,25 @@ def test_counted_runs_meet_the_counts_at_their_own_gamma(
     assert two.runs is None
 
 
+@pytest.mark.parametrize(
+    ("error", "is_taken"), [(0.0, True), (10.0, True), (-0.01, False), (10.01, False)]
+)
+def test_the_error_of_a_carried_profile_has_bounds(
+    error: float, is_taken: bool
+) -> None:
+    def made() -> MeasuredProfile:
+        law = Law(rejection=0.2)
+        return MeasuredProfile(
+            model="m", draft_method="eagle", law=law, carried_error=error
+        )
+
+    if is_taken:
+        assert made().carried_error == error
+        return
+    with pytest.raises(ValueError, match="'carried_error' must be between 0 and 10"):
+        made()
+
+
 def test_a_rate_of_its_own_leaves_the_law_no_error_of_level() -> None:
     profile = MeasuredProfile(
         model="m",

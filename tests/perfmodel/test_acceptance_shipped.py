@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from magicdec.counts import Array
+from magicdec.perfmodel.acceptance import assumed, published
 from magicdec.perfmodel.acceptance import belief as beliefs
-from magicdec.perfmodel.acceptance import published
 from magicdec.perfmodel.acceptance.belief import Evidence, Point
 from magicdec.perfmodel.acceptance.published import (
     Rate,
@@ -48,6 +48,18 @@ def test_shipped_runs_are_the_tables() -> None:
         *beliefs._runs(Evidence.of(further, fitted.scales)),
     ]
     assert fitted.coefficients.runs == expected
+
+
+@pytest.mark.parametrize("group", sorted(set(assumed.DEEPEST) - {"self"}))
+def test_a_kind_of_draft_is_assumed_no_deeper_than_two_sources_count(
+    group: str,
+) -> None:
+    """Self-drafts are, which sources count at up to 6: their rates fall least."""
+    sources: dict[int, set[str]] = {}
+    for rate in rows():
+        if rate.situation.group == group:
+            sources.setdefault(rate.gamma, set()).add(rate.situation.source)
+    assert len(sources.get(assumed.DEEPEST[group], ())) >= 2
 
 
 def new_drafts() -> list[Point]:

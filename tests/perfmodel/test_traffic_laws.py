@@ -445,3 +445,8 @@ def test_a_request_alone_runs_in_the_blocks_that_it_needs(
     outcome = simulate(replace(server, limits=limits), requests)
     assert outcome.preemptions == 0
     assert outcome.replicas[0].emitted == [output]
+    # a pass with the prompt, then one for each token, or for five drafts and one more
+    if not is_drafted:
+        assert outcome.replicas[0].iterations == output
+    elif prompt + output < 300:  # of longer ones the table drafts fewer
+        assert outcome.replicas[0].iterations == 1 + -(-(output - 1) // 6)

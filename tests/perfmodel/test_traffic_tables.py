@@ -204,6 +204,8 @@ def test_requests_accept_by_class_and_as_the_profile_says_over_classes(
     drafts = server.drafts
     assert drafts is not None
     assert drafts.num_classes == NUM_CLASSES
+    for contexts in (drafts.contexts, server.costs.contexts):  # a step's drafts too
+        assert (contexts[0], contexts[-1] >= 50 + LONGEST + 4) == (50.0, True)
     every = drafts.of_requests(
         gamma, np.arange(NUM_CLASSES), np.full(NUM_CLASSES, context)
     )
@@ -245,7 +247,12 @@ def test_a_servers_limits_are_its_engines(
         output_len=np.full(count, 9),
         cached_len=np.zeros(count, dtype=np.int64),
     )
-    limits = Server.of(setup, requests, max_sequences=most, max_tokens=tokens).limits
+    server = Server.of(setup, requests, max_sequences=most, max_tokens=tokens)
+    limits = server.limits
+    contexts = server.costs.contexts
+    assert contexts[0] == min(prompts)
+    assert contexts[-1] >= max(prompts) + 9
+    assert len(server.costs.linear) > limits.max_tokens
     usual = 1024 if setup.hardware.memory_bytes >= 70e9 else 256
     blocks = num_blocks(
         setup,
