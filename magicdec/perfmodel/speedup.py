@@ -337,7 +337,8 @@ def predict(setup: Setup, acceptance: Acceptance | None, points: Points) -> Pred
             setup,
             batch=at.batch,
             kv_len=kv_len,
-            gamma=acceptance.draft_len_at(at.gamma),
+            gamma=at.gamma,
+            draft_len=acceptance.draft_len_at(at.gamma),
             share=acceptance.drafted_share_at(at.gamma),
             tp_size=at.tp,
         )

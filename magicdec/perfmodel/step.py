@@ -143,11 +143,11 @@ def step_terms(
     gamma: Any,
     tp_size: Any = 1,
     full_acceptance: Any = 1.0,
-    is_uniform: Any = True,
+    uniform: Any = 1.0,
 ) -> StepTerms:
     """The terms of one step for `batch` sequences that hold `kv_len` tokens each, of which the
     draft reads `draft_kv_len`. `full_acceptance` is the probability that a sequence accepts all its
-    drafts; `is_uniform` says whether all sequences have drafts.
+    drafts; `uniform` is the chance that all sequences have drafts of gamma tokens.
 
     Spread over groups and stages, the operations are those of one microbatch of the fullest
     group, through all stages."""
@@ -163,7 +163,7 @@ def step_terms(
         draft_kv_len=draft_kv_len,
         gamma=gamma,
         tp=tp,
-        is_uniform=is_uniform,
+        uniform=uniform,
     )
     nothing = ForwardTime(())
     autoregressive = step.autoregressive()
@@ -222,7 +222,7 @@ class _StepParts(Block):
                 "overhead",
                 step_s + self.batch * engine.overheads.sequence_overhead_s,
             ),
-            *launches(setup, self.plain_path, alone.total_s, is_uniform=True),
+            *launches(setup, self.plain_path, alone.total_s, uniform=1.0),
         )
         return time.plus(
             *self.in_stages(time.total_s, [(alone, np.ones(()), np.ones(()))])
@@ -235,7 +235,7 @@ class _StepParts(Block):
         if path.graph_mode != self.plain_path.graph_mode:
             # one token of each sequence is no block, so no whole graph fits it
             pass_s = self._target_pass(1.0).total_s
-            own += launches(self.setup, path, pass_s, is_uniform=False)
+            own += launches(self.setup, path, pass_s, uniform=0.0)
         return autoregressive.plus(*own)
 
     @property
@@ -253,9 +253,7 @@ class _StepParts(Block):
         )
         return self._block_pass.plus(
             fixed("verify overhead", "overhead", host_s),
-            *launches(
-                setup, self.drafter.path, self._block_pass.total_s, self.is_uniform
-            ),
+            *launches(setup, self.drafter.path, self._block_pass.total_s, self.uniform),
             *read_again(setup, self._block_pass, self._target_pass(1.0), self.gamma),
             *uncaptured(setup, setup.model.num_hidden_layers),
         )
@@ -409,18 +407,23 @@ def looked_up_terms(
     kv_len: Any,
     gamma: Any,
     share: Any,
+    draft_len: Any = None,
     tp_size: Any = 1,
 ) -> tuple[StepTerms, Array]:
     """The terms of a step with looked-up drafts, which each sequence has with probability `share`:
     by the number n of sequences that have one, on a last axis, and the probability of each.
 
-    A pass has one token for each sequence and gamma more for each that has a draft, gamma · n /
-    batch per sequence on average; without any draft it is autoregressive. n is binomial, sequences
-    being independent; of many, as many equally likely cases as of MOST_EXACT stand for it.
+    A pass has one token for each sequence and `draft_len` (None: gamma) more for each that has a
+    draft, draft_len · n / batch per sequence on average; without any draft it is autoregressive. n
+    is binomial, sequences being independent; of many, as many equally likely cases as of MOST_EXACT
+    stand for it. Drafts shorter than gamma are half of it on average, so 2 · draft_len / gamma - 1
+    of them, if any, have gamma tokens; a pass is uniform where all sequences have such a draft.
     """
-    batch, kv_len, gamma, share, tp_size = (
+    if draft_len is None:
+        draft_len = gamma
+    batch, kv_len, gamma, share, length, tp_size = (
         np.asarray(value, dtype=np.float64)[..., None]
-        for value in (batch, kv_len, gamma, share, tp_size)
+        for value in (batch, kv_len, gamma, share, draft_len, tp_size)
     )
     count = np.maximum(np.round(batch), 1.0)
     number = np.arange(min(int(count.max()), MOST_EXACT) + 1.0)
@@ -436,7 +439,8 @@ def looked_up_terms(
     is_many = count > MOST_EXACT
     having = np.where(is_many, usual, np.minimum(number, count))
     probability = np.where(is_many, 1.0 / len(number), exact)
-    drafted = gamma * having / count
+    drafted = length * having / count
+    whole = np.clip(2.0 * length / np.maximum(gamma, 1.0) - 1.0, 0.0, 1.0)
     terms = step_terms(
         setup,
         batch=batch,
@@ -444,7 +448,7 @@ def looked_up_terms(
         draft_kv_len=kv_len,
         gamma=drafted,
         tp_size=tp_size,
-        is_uniform=having == count,
+        uniform=(having == count) * whole**count,
     )
     return terms, probability
 

@@ -15,7 +15,7 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.planner import make_plan
 from magicdec.perfmodel.setup import Setup
-from magicdec.perfmodel.step import StepTerms, step_terms
+from magicdec.perfmodel.step import StepTerms, looked_up_terms, step_terms
 from magicdec.schema.plan import Plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
@@ -46,13 +46,13 @@ def terms(
     model: str = "llama-3.1-8b",
     context: int = 1000,
     version: str = NEWEST,
-    is_uniform: bool = True,
+    uniform: float = 1.0,
 ) -> StepTerms:
     given = setup(method, model)
     return step_terms(
         dataclasses.replace(given, engine=given.engine.of_version(version)),
         batch=batch,
-        is_uniform=is_uniform,
+        uniform=uniform,
         kv_len=context,
         draft_kv_len=context,
         gamma=gamma,
@@ -327,11 +327,52 @@ def test_v1_waits_for_the_host_in_steps_that_mix_drafts_and_none():
         time = terms("ngram", model="llama-3.1-70b", tp=8, **path).verify
         return float(time.total_s)
 
-    whole_s = verify_s(version="0.29", is_uniform=True)
+    whole_s = verify_s(version="0.29", uniform=1.0)
     assert whole_s < host_s
-    assert verify_s(version="0.29", is_uniform=False) == pytest.approx(host_s, rel=0.02)
-    assert verify_s(is_uniform=False) == pytest.approx(whole_s)
-    older_s = verify_s(version="0.12", is_uniform=True)
-    assert verify_s(version="0.12", is_uniform=False) == pytest.approx(older_s)
-    mixed = terms("ngram", version="0.29", is_uniform=False)
+    assert verify_s(version="0.29", uniform=0.0) == pytest.approx(host_s, rel=0.02)
+    assert verify_s(uniform=0.0) == pytest.approx(whole_s)
+    older_s = verify_s(version="0.12", uniform=1.0)
+    assert verify_s(version="0.12", uniform=0.0) == pytest.approx(older_s)
+    mixed = terms("ngram", version="0.29", uniform=0.0)
     assert float(mixed.spread_s) > float(terms("ngram", version="0.29").spread_s)
+
+
+@pytest.mark.parametrize(("draft_len", "whole"), [(8.0, 1.0), (6.0, 0.5), (3.0, 0.0)])
+def test_a_step_whose_drafts_are_shorter_than_gamma_replays_no_whole_graph(
+    draft_len, whole
+):
+    """Suffix decoding's, on V1: all drafts of a step are drawn long or short, and the launches of
+    each case are those of its pass."""
+    engine = load_engine("vllm").of_version("0.29")
+    given = dataclasses.replace(setup("suffix", "llama-3.1-70b"), engine=engine)
+    share, batch = 0.7, 2
+    mean, probability = looked_up_terms(
+        given,
+        batch=batch,
+        kv_len=900,
+        gamma=8,
+        share=share,
+        draft_len=draft_len,
+        tp_size=8,
+    )
+    expected = 0.0
+    for having in (1, 2):
+        ways = (
+            (2 if having == 1 else 1) * share**having * (1 - share) ** (batch - having)
+        )
+        all_whole = whole**2 if having == batch else 0.0
+        for uniform, chance in ((1.0, all_whole), (0.0, 1.0 - all_whole)):
+            step = step_terms(
+                given,
+                batch=batch,
+                kv_len=900,
+                draft_kv_len=900,
+                gamma=draft_len * having / batch,
+                tp_size=8,
+                uniform=uniform,
+            )
+            expected += ways * chance * float(step.verify.total_s)
+    found = float(
+        (mean.verify.total_s * np.where(mean.gamma > 0, probability, 0.0)).sum()
+    )
+    assert found == pytest.approx(expected, rel=1e-9)

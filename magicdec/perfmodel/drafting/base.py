@@ -33,8 +33,8 @@ class Block:
     """Tokens that one draft step reads."""
     gamma: Array
     tp: Array
-    is_uniform: Any = True
-    """Whether all sequences have drafts, or none has."""
+    uniform: Any = 1.0
+    """The chance that all sequences have drafts of gamma tokens, or none has one."""
 
     @property
     def verified(self) -> Array:
@@ -201,9 +201,10 @@ class Draft:
 
 
 def launches(
-    setup: ModelSetup, path: StepPath, pass_s: Array, is_uniform: Any
+    setup: ModelSetup, path: StepPath, pass_s: Array, uniform: Any
 ) -> list[Op]:
-    """The host's launches of a target's pass of `pass_s` outside whole graphs.
+    """The host's launches of a target's pass of `pass_s` outside whole graphs; `uniform`: the chance
+    that all sequences verify as many tokens.
 
     The host is ahead of the device unless it takes longer over a layer:
 
@@ -217,7 +218,7 @@ def launches(
     if path.graph_mode == "whole":
         return []
     if path.graph_mode == "uniform":
-        outside = np.where(is_uniform, 0.0, 1.0)
+        outside = 1.0 - np.asarray(uniform, dtype=np.float64)
     layers = setup.model.num_hidden_layers
     host_layer_s = graphs.piecewise_host_layer_s
     if path.graph_mode == "none":
