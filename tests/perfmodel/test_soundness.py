@@ -282,9 +282,9 @@ ON_DEVICES = list(
     itertools.product(GPUS, (("bf16", "bf16"), ("fp8", "bf16"), ("fp8", "fp8")))
 )
 PAIRS = list(itertools.product(engine_names(), MODELS))
-EVERY = 9
-"""Of 35 pairs of engine and model each takes one device and format of so many by default: each is tried with several
-engines and models."""
+EVERY = 17
+"""Of 35 pairs of engine and model each takes one device and format of so many by default: each is tried with two
+engines and models or more."""
 
 
 @pytest.mark.parametrize(
