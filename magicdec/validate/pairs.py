@@ -199,6 +199,8 @@ TEXTS = {
 """Classes of text by a word of a row's note; the first that is found."""
 
 
+FIRST_YEAR = 2000
+"""From here on the first number of a version is a year's ("Dec 2025")."""
 DRAFTED_STEPS = re.compile(r"drafted steps (\d\.\d+)")
 """The share of the steps that had a draft, in a note."""
 TREE = re.compile(r"top-?k (\d+), (\d+) draft tokens", re.IGNORECASE)
@@ -340,7 +342,8 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 f"{self.tp} x {self.setup.hardware.name} assumed, whose step without a draft is "
                 "nearest; decoding alone is compared"
             )
-        if not version_number(self.engine_version):
+        number = version_number(self.engine_version)
+        if not number or number[0] >= FIRST_YEAR:
             stated = self.engine_version or "no version"
             assumptions.append(f"{stated} of {self.engine} read as the newest")
         if isnan(self.concurrency):

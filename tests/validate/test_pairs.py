@@ -318,6 +318,17 @@ def test_a_server_without_graphs_is_priced_so_with_and_without_its_draft(
         assert none.log_deviation > whole.log_deviation
 
 
+@pytest.mark.parametrize(
+    ("stated", "said"), [("0.24.0", ""), ("", "no version"), ("Dec 2025", "Dec 2025")]
+)
+def test_a_month_is_no_version(tmp_path, stated, said):
+    (pair,), _ = read_pairs([write(tmp_path / "x.csv", LINE.replace("0.24.0", stated))])
+    expected = []
+    if said:
+        expected = [f"{said} of vllm read as the newest"]
+    assert pair.assumptions == expected
+
+
 def unnamed(line: str, hardware: str = "", tp: str = "") -> str:
     cells = line.split(",")
     cells[2], cells[5], cells[3], cells[4] = hardware, tp, "sglang", ""
