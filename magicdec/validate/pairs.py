@@ -208,7 +208,7 @@ TREE = re.compile(r"top-?k (\d+), (\d+) draft tokens", re.IGNORECASE)
 
 
 TREES = "tokens per second over the chain's"
-"""What trees beside chains are compared by."""
+"""The figure by which trees beside chains are compared."""
 
 
 class _StatedDraft(NamedTuple):
@@ -797,7 +797,7 @@ def believed_acceptance(row: PairRow) -> AcceptanceProfile:
 
 
 def without_draft(setup: Setup) -> Setup:
-    """The same server with no draft."""
+    """The server of this setup, with no draft."""
     return dataclasses.replace(
         setup,
         speculation=AUTOREGRESSIVE,
@@ -1069,7 +1069,7 @@ class TreeOverChain(NamedTuple):
         return of_chain / of_tree
 
     def predicted(self, **law: float) -> float:
-        """The same, of a chain's rates and cost alone; `law`: other numbers for `tree_tokens`."""
+        """The ratio that the rates and the cost of the chain alone lead to; `law`: other numbers for `tree_tokens`."""
         assert self.tree.tree is not None
         assert self.chain.tokens_per_step is not None
         drafted = self.tree.num_drafted
