@@ -157,6 +157,9 @@ def prepare(directory: Path) -> None:
     (directory / "results").symlink_to(ROOT / "results")
     (directory / "docs").symlink_to(ROOT / "docs")
     (directory / "magicdec").symlink_to(ROOT / "magicdec")
+    (directory / "tests" / "data").mkdir(parents=True)
+    tables = Path("tests", "data", "speculation")
+    (directory / tables).symlink_to(ROOT / tables)
     for name in (
         "results.jsonl",
         "predicted.jsonl",
