@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from magicdec.logs import formats, profiles
+from magicdec.errors import ConfigError
+from magicdec.logs import formats, profiles, sources
 from magicdec.logs.formats import (
     LoggedRow,
     UnreadableError,
@@ -276,3 +277,52 @@ def test_a_sweep_pairs_every_shortest_with_every_longer_longest() -> None:
     assert profiles.SHOWN_GAMMA in profiles.MODEL_GAMMAS
     assert profiles.SHOWN_GAMMA in profiles.NGRAM_GAMMAS
     assert profiles.SHOWN_GAMMA in profiles.SUFFIX_GAMMAS
+
+
+SWEEPS = {
+    "ngram": profiles.NGRAM_GAMMAS,
+    "suffix": profiles.SUFFIX_GAMMAS,
+    "a draft model": profiles.MODEL_GAMMAS,
+    "llama.cpp's lengths": profiles.LLAMA_LENGTHS,
+    **{
+        f"{rule}, {end}": lengths
+        for rule, both in profiles.SWEPT_LENGTHS.items()
+        for end, lengths in zip(("shortest", "longest"), both, strict=True)
+    },
+}
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_sweep_rises_by_two_thirds_at_most(name: str) -> None:
+    """By one where that is more, so that the best is never far from one that was tried; none is tried twice. llama.cpp
+    drafts no fewer than it matches, so its lengths go by four."""
+    swept = SWEEPS[name]
+    by_four = name == "llama.cpp's lengths"
+    for low, high in pairwise(swept):
+        assert high - low == 4 if by_four else low < high <= max(low + 1, low * 5 / 3)
+    if by_four:
+        assert swept[0] == 4
+    elif "longest" not in name:
+        assert swept[0] == 1
+    assert profiles.SWEPT_LENGTHS["pld"] == profiles.SWEPT_LENGTHS["transformers"]
+    settings_of = {name: lookup(name, gamma=1) for name in ("pld", "transformers")}
+    assert {row.min_ngram for row in settings_of.values()} == {1}
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_as_many_prompts_stand_apart_as_are_kept(
+    more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "COMPANION_LIMIT", 3)
+    rows = [
+        {"custom_id": f"{n}", "method": "POST", "url": "/v1", "body": {"messages": ASKED}}
+        for n in range(3 + more)
+    ]  # fmt: skip
+    path = tmp_path / "batch.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shards = sources.shards_of([path])
+    if more:
+        with pytest.raises(ConfigError, match="more than 3 prompts stand apart"):
+            sources.companions_of(shards)
+    else:
+        assert len(sources.companions_of(shards)) == 3
