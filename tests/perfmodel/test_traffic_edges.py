@@ -213,6 +213,8 @@ def test_the_fewest_replicas_are_found_up_to_the_devices_that_there_are(
         assert found is None
     else:
         assert found == needed
+    at_the_edge = trial.fewest(most, near=4.0 * most)
+    assert at_the_edge == (needed if needed <= most else None)
 
 
 # Answers
@@ -295,6 +297,10 @@ def test_a_load_is_simulated_with_the_draft_and_the_policy_that_are_named(
     assert slow.replicas[0].policy is None
     assert len(fast.replicas) == 1
     assert float(np.median(fast.tpot_s)) < float(np.median(slow.tpot_s))
+    for gamma in (0, 1):
+        asked = request_of(**drafted | {"gamma": gamma})
+        (replica,) = capacity.simulated(asked, MODEL, policy=policy).replicas
+        assert (replica.policy is None) == (gamma == 0)
     single = options | {"hardware": "h100-sxm-80gb", "tp": 1}
     of_one = capacity.simulated(request_of(**single), MODEL)
     assert float(np.median(slow.tpot_s)) < float(np.median(of_one.tpot_s))
@@ -371,9 +377,12 @@ def test_the_layout_with_the_fewest_devices_is_found_near_the_analytic_answer(
     """Of those within half as many devices more as the fewest of Little's law, by asking each; of as
     many devices the one with the higher rate."""
     asked = load_of(rate=5.0)
+    messages: list[Any] = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(capacity, "Trial", Told)
-        found = capacity._fewest(asked, layouts, 60, lambda _: None)
+        found = capacity._fewest(asked, layouts, 60, messages.append)
+    assert (messages[0].done, messages[0].total >= 1) == (0, True)
+    assert all(0 <= each.done <= each.total for each in messages)
     analytic = [each.row.num_gpus * math.ceil(5.0 / each.rate) for each in layouts]
     worths = [
         (each.needed * each.row.num_gpus, -each.rate * each.needed)
