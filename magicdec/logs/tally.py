@@ -134,7 +134,7 @@ class SettingCounts:
             rates.append(_no_surer_than_independent(ratio))
         return rates
 
-    def requests_for(self, relative: float = 0.05) -> int | None:
+    def requests_for(self, relative: float) -> int | None:
         """Requests after which tokens per step are known to ± `relative` (95 %), as these spread;
         None of one request or of none that decodes."""
         ratio = self.tokens_per_step

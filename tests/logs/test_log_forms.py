@@ -254,6 +254,16 @@ def test_token_ids_are_whole_and_in_their_range(prompt: list[Any]) -> None:
             rows_of(document, {})
 
 
+@pytest.mark.parametrize("before", range(7, 12))
+def test_messages_among_token_ids_are_refused_wherever_they_stand(before: int) -> None:
+    """Also beyond the first ids, by which a prompt of ids is told."""
+    prompt = [5] * before + [ASKED[0]]
+    with pytest.raises(UnreadableError):
+        rows_of({"prompt_token_ids": prompt, "output_token_ids": [1]}, {})
+    with pytest.raises(UnreadableError):
+        rows_of({"prompt_token_ids": [1], "output_token_ids": prompt}, {})
+
+
 # Replays
 
 

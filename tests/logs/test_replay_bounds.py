@@ -190,13 +190,13 @@ def test_errors_are_those_of_ratios_over_requests(
     tokens = setting.tokens_per_step
     if not sum(number):
         assert (tokens.value, tokens.stderr) == (0.0, None)
-        assert setting.requests_for() is None
+        assert setting.requests_for(0.05) is None
         return
     assert tokens.value == pytest.approx(sum(emitted) / sum(number))
     assert tokens.trials == sum(number)
     if len(found) < 2:
         assert tokens.stderr is None
-        assert setting.requests_for() is None
+        assert setting.requests_for(0.05) is None
         return
     squared = error_of(emitted, number)
     assert tokens.stderr == pytest.approx(math.sqrt(squared), abs=1e-9)

@@ -230,7 +230,7 @@ def in_turns(server: Server, requests: Requests, replicas: int) -> list[Schedule
 
 
 @st.composite
-def loads(draw: st.DrawFn) -> tuple[Server, Requests]:
+def loads(draw: st.DrawFn, stages: int, groups: int) -> tuple[Server, Requests]:
     shapes = draw(
         st.lists(
             st.tuples(st.integers(20, 700), st.integers(1, 80)), min_size=1, max_size=3
@@ -259,7 +259,6 @@ def loads(draw: st.DrawFn) -> tuple[Server, Requests]:
         max_sequences=draw(st.sampled_from([1, 3, 20])),
         max_tokens=draw(st.sampled_from([64, 130, 512])),
     )
-    stages, groups = draw(st.sampled_from([(1, 1), (1, 2), (2, 2), (2, 4)]))
     overheads = draw(st.sampled_from([(0.0, 0.0), (0.001, 0.002)]))
     costs = replace(
         server.costs,
@@ -280,12 +279,13 @@ def loads(draw: st.DrawFn) -> tuple[Server, Requests]:
     return replace(server, costs=costs, limits=limits), requests
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(load=loads(), replicas=st.integers(1, 3))
+@pytest.mark.parametrize(("stages", "groups"), [(1, 1), (1, 2), (2, 2), (2, 4)])
+@settings(max_examples=37, deadline=None, derandomize=True)
+@given(data=st.data(), replicas=st.integers(1, 3))
 def test_the_scheduler_is_the_one_written_out_step_by_step(
-    load: tuple[Server, Requests], replicas: int
+    stages: int, groups: int, data: st.DataObject, replicas: int
 ) -> None:
-    server, requests = load
+    server, requests = data.draw(loads(stages, groups))
     outcome = simulate(server, requests, replicas=replicas)
     schedulers = in_turns(server, requests, replicas)
     for scheduler, replica in zip(schedulers, outcome.replicas, strict=True):
