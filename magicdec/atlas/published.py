@@ -7,7 +7,6 @@ from functools import cache
 
 import msgspec
 
-from magicdec.counts import Z_90
 from magicdec.naming import method_name
 from magicdec.validate import PairRow, predict_pairs, published, read_rows
 
@@ -43,14 +42,13 @@ def published_rows() -> tuple[Published, ...]:
     plan: what a source measured of it is not used.
     """
     pairs, _ = read_rows(published("speculation_pairs.csv"), PairRow)
-    predicted = predict_pairs(pairs, [None] * len(pairs))
+    predicted = predict_pairs(pairs, [None] * len(pairs), leaves_out_own=True)
     rows = []
-    for pair, speedup, deviation in zip(
-        pairs, predicted.speedup, predicted.log_deviation, strict=True
+    for pair, speedup, low, high in zip(
+        pairs, predicted.speedup, predicted.low, predicted.high, strict=True
     ):
         if not math.isfinite(speedup):
             continue
-        width = math.exp(Z_90 * deviation)
         rows.append(
             Published(
                 model=pair.model,
@@ -65,8 +63,8 @@ def published_rows() -> tuple[Published, ...]:
                 unit=pair.unit,
                 measured=pair.speedup,
                 predicted=float(speedup),
-                predicted_low=float(speedup / width),
-                predicted_high=float(speedup * width),
+                predicted_low=float(low),
+                predicted_high=float(high),
                 source=pair.source,
             )
         )

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from magicdec.counts import Z_90, Array
+from magicdec.counts import Array
 from magicdec.files import read_csv
 from magicdec.perfmodel import LANES, Figure
 from magicdec.validate.lanes import BELIEVED, JudgedFigure, Lanes
@@ -87,12 +87,12 @@ def calibration_of(judged: Sequence[JudgedFigure]) -> list[CalibrationRow]:
 
 
 def _answer(lanes: Lanes, row: JudgedFigure) -> JudgedPair:
-    """The answer with the width that the other sources give its lane; a plan's own where the
-    acceptance is believed."""
-    deviation = lanes.deviation(row)
+    """The answer with the width that the other sources give its lane; a plan's where the acceptance is
+    believed."""
     if row.figure == BELIEVED:
         chance = row.chance
     else:
+        deviation = lanes.deviation(row)
         # the expected speedup lies half a variance below the middle of a log-normal
         sigmas = row.log_speedup / deviation + deviation / 2.0
         chance = NormalDist().cdf(sigmas)
@@ -100,7 +100,7 @@ def _answer(lanes: Lanes, row: JudgedFigure) -> JudgedPair:
         source=row.source,
         chance=chance,
         pays=row.log_speedup - row.log_error > 0.0,
-        is_inside=abs(row.log_error) <= Z_90 * deviation,
+        is_inside=lanes.is_inside(row),
     )
 
 

@@ -28,11 +28,12 @@ def judged_of(paths: Sequence[Path]) -> tuple[list[JudgedFigure], list[str]]:
     with a column `baseline` holds pairs of servers, any other single ones."""
     judged: list[JudgedFigure] = []
     refused: list[str] = []
+    every_pair: list[PairRow] = []
     for path in paths:
         if "baseline" in read_lines(path)[0]:
             pairs, lines = read_rows([path], PairRow)
             judged += judged_pairs(pairs, predict_pairs(pairs, tokens_of_cells(pairs)))
-            judged += judged_beliefs(pairs)
+            every_pair += pairs
             for pair in pairs:
                 if pair.tokens_per_step is None:
                     lines.append(f"{pair.where}: no measured tokens per step")
@@ -40,6 +41,7 @@ def judged_of(paths: Sequence[Path]) -> tuple[list[JudgedFigure], list[str]]:
             rows, lines = read_rows([path], ServingRow)
             judged += judged_servers(rows)
         refused += lines
+    judged += judged_beliefs(every_pair, Lanes(judged))
     return judged, refused
 
 

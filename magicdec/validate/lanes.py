@@ -24,7 +24,7 @@ HELD_SHARE = 0.9
 LEAST_WIDTH = 0.03
 """Servers that are measured again differ by about as much, however well a lane's few rows agree."""
 BELIEVED: Figure = "speedup, acceptance believed"
-"""Judged by the whole interval of the plan, which is no source's own."""
+"""Judged by the ends of a plan's interval, of the answer that the other sources give."""
 
 
 class JudgedFigure(NamedTuple):
@@ -36,12 +36,13 @@ class JudgedFigure(NamedTuple):
     log_error: float
     """Logarithm of predicted over measured."""
     of_kernels: float = 0.0
-    """One standard deviation of it that the kernels' errors explain; with the acceptance believed, all
-    of a plan's."""
+    """One standard deviation of it that the kernels' errors explain."""
     log_speedup: float = nan
     """Logarithm of the predicted speedup, where it is one."""
     chance: float = nan
-    """The plan's probability that it is above 1."""
+    """The plan's probability that it is above 1, the acceptance believed."""
+    is_inside: bool = False
+    """Whether it lies in the plan's interval, the acceptance believed."""
     device: str = ""
 
 
@@ -96,17 +97,21 @@ class Lanes:
 
     def deviation(self, row: JudgedFigure) -> float:
         """One standard deviation of a row's error by the width that the other sources give its lane."""
-        if row.figure == BELIEVED:
-            return row.of_kernels
         key = (row.lane, row.figure, row.source)
         if key not in self._nested:
             self._nested[key], _ = self.width(*key[:2], without=row.source)
         return float(np.hypot(self._nested[key], row.of_kernels))
 
+    def is_inside(self, row: JudgedFigure) -> bool:
+        """Whether a row lies inside the interval that the other sources give its lane; inside the
+        plan's where the acceptance is believed."""
+        if row.figure == BELIEVED:
+            return row.is_inside
+        return abs(row.log_error) <= Z_90 * self.deviation(row)
+
     def coverage(self, rows: Sequence[JudgedFigure]) -> float:
-        """Share of rows inside the interval that the other sources give their lane."""
-        inside = [abs(row.log_error) <= Z_90 * self.deviation(row) for row in rows]
-        return float(np.mean(inside))
+        """Share of rows inside their intervals."""
+        return float(np.mean([self.is_inside(row) for row in rows]))
 
     def rows(self) -> list[LaneRow]:
         """The rows that ship: one row per lane, the wider ones among them, and figure."""

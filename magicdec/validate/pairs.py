@@ -645,33 +645,50 @@ class StatedTokens:
 
 
 class Predicted(NamedTuple):
-    """Seconds per token of several pairs, as in `PairRow.measured`, the standard deviation of the
-    speedup's logarithm, and the probability that it is above 1."""
+    """Seconds per token of several pairs, as in `PairRow.measured`, the ends of the speedup's 90 %
+    interval, and the probability that it is above 1."""
 
     baseline_s: Array
     speculative_s: Array
-    log_deviation: Array
+    low: Array
+    high: Array
     chance: Array
 
     @property
     def speedup(self) -> Array:
         return self.baseline_s / self.speculative_s
 
+    @property
+    def log_deviation(self) -> Array:
+        """Standard deviation of the speedup's logarithm, by its interval."""
+        return np.asarray(np.log(self.high / self.low) / (2.0 * Z_90))
+
+    def is_inside(self, pairs: Sequence[PairRow]) -> Array:
+        """Whether each pair's measured speedup lies in its interval."""
+        measured = np.array([pair.speedup for pair in pairs])
+        return np.asarray((self.low <= measured) & (measured <= self.high))
+
 
 def predict_pairs(
     pairs: Sequence[PairRow],
     tokens: Sequence[float | None],
     engines: Mapping[str, EngineProfile] | None = None,
+    *,
+    leaves_out_own: bool = False,
+    widths: Sequence[float] | None = None,
 ) -> Predicted:
-    """Predictions with these tokens per step; None stands for the believed acceptance. `engines`
-    replaces profiles of the catalog by name. Pairs without a known acceptance are NaN."""
-    predicted = np.full((4, len(pairs)), np.nan)
+    """Predictions with these tokens per step; None stands for the believed acceptance, without what a
+    pair's own source published of it where `leaves_out_own`. `engines` replaces profiles of the catalog
+    by name, and `widths` the error of a speedup that the pairs' engines have in plans. Pairs without a
+    known acceptance are NaN."""
+    predicted = np.full((len(Predicted._fields), len(pairs)), np.nan)
     keys = []
     for pair, stated in zip(pairs, tokens, strict=True):
         task = None
         if stated is None:
             task = pair.task
-        keys.append([(*pair.alike, task)])
+        origin = pair.origin if leaves_out_own else ""
+        keys.append([(*pair.alike, task, origin)])
     for indices in places(keys).values():
         rows = [pairs[index] for index in indices]
         setup = rows[0].setup
@@ -682,7 +699,13 @@ def predict_pairs(
             profile = profile.as_set(rows[0].path_options)
             setup = dataclasses.replace(setup, engine=profile)
         tokens_of_rows = [tokens[index] for index in indices]
-        predicted[:, indices] = _predict_alike(setup, rows, tokens_of_rows)
+        width: Any = engine_error(setup)
+        if widths is not None:
+            width = np.array([widths[index] for index in indices])
+        without = rows[0].origin if leaves_out_own else ""
+        predicted[:, indices] = _predict_alike(
+            setup, rows, tokens_of_rows, width=width, without=without
+        )
     return Predicted(*predicted)
 
 
@@ -727,9 +750,16 @@ def judged_pairs(pairs: Sequence[PairRow], predicted: Predicted) -> list[JudgedF
     return judged
 
 
-def judged_beliefs(pairs: Sequence[PairRow]) -> list[JudgedFigure]:
-    """The speedups of all pairs as a plan answers, their acceptance believed."""
-    predicted = predict_pairs(pairs, [None] * len(pairs))
+def judged_beliefs(pairs: Sequence[PairRow], lanes: Lanes) -> list[JudgedFigure]:
+    """The speedups of all pairs as a plan answers, their acceptance believed: neither what a pair's own
+    source published of it is known, nor what its servers add to the width of a lane."""
+    predicted = predict_pairs(
+        pairs,
+        [None] * len(pairs),
+        leaves_out_own=True,
+        widths=[width_without_own(pair, lanes) for pair in pairs],
+    )
+    is_inside = predicted.is_inside(pairs)
     judged = []
     for place, pair in enumerate(pairs):
         if np.isfinite(predicted.speedup[place]):
@@ -739,48 +769,50 @@ def judged_beliefs(pairs: Sequence[PairRow]) -> list[JudgedFigure]:
                     source=pair.origin,
                     figure="speedup, acceptance believed",
                     log_error=float(np.log(predicted.speedup[place] / pair.speedup)),
-                    of_kernels=float(predicted.log_deviation[place]),
                     log_speedup=float(np.log(predicted.speedup[place])),
                     chance=float(predicted.chance[place]),
+                    is_inside=bool(is_inside[place]),
                     device=pair.setup.hardware.name,
                 )
             )
     return judged
 
 
+def width_without_own(pair: PairRow, lanes: Lanes) -> float:
+    """The error of a pair's speedup that a plan would have without the pair's source."""
+    width, owner = lanes.width(pair.lane, "speedup", without=pair.origin)
+    if owner == pair.lane:
+        return width
+    return max(width, pair.setup.engine.errors.speedup_relative_error)
+
+
 def without_source(
-    pairs: Sequence[PairRow], predicted: Predicted, source: str
+    pairs: Sequence[PairRow], tokens: Sequence[float | None], source: str
 ) -> Predicted:
-    """Predictions whose widths come from the other sources' rows; those of other sources are NaN.
+    """Predictions from what the other sources' tables and rows tell; those of other sources are NaN.
     Raises ConfigError for a source that no pair has."""
     check_source(source, [pair.origin for pair in pairs])
-    measured = predict_pairs(pairs, tokens_of_cells(pairs))
-    lanes = Lanes(judged_pairs(pairs, measured))
-    values = np.array(predicted)
-    for place, pair in enumerate(pairs):
-        if pair.origin != source:
-            values[:, place] = np.nan
-            continue
-        of_engine, _ = lanes.width(pair.lane, "speedup", without=source)
-        usual = engine_error(pair.setup)
-        variance = max(predicted.log_deviation[place] ** 2 - usual**2, 0.0)
-        values[2, place] = np.sqrt(variance + of_engine**2)
+    lanes = Lanes(judged_pairs(pairs, predict_pairs(pairs, tokens_of_cells(pairs))))
+    own = [place for place, pair in enumerate(pairs) if pair.origin == source]
+    values = np.full((len(Predicted._fields), len(pairs)), np.nan)
+    values[:, own] = predict_pairs(
+        [pairs[place] for place in own],
+        [tokens[place] for place in own],
+        leaves_out_own=True,
+        widths=[width_without_own(pairs[place], lanes) for place in own],
+    )
     return Predicted(*values)
 
 
-def believed_acceptance(row: PairRow) -> AcceptanceProfile:
-    """The acceptance that a plan takes for a row's draft and text, nobody having measured it."""
+def believed_acceptance(row: PairRow, *, without: str = "") -> AcceptanceProfile:
+    """The acceptance that a plan takes for a row's draft and text, nobody having measured it, and a
+    source having published nothing."""
     setup = row.setup
     model = setup.model.name
     spec = setup.speculation
     kind = spec.draft_method
-    if kind != "full":
-        draft = checkpoint_in(f"{row.draft} {row.draft_detail}", model, kind)
-    elif spec.draft == SELF:
+    if kind == "full" and spec.draft == SELF:
         kind = "self-quantised"
-        draft = ""
-    else:
-        draft = spec.draft
     budget = None
     if spec.draft_budget is not None:
         budget = float(spec.draft_budget)
@@ -788,11 +820,16 @@ def believed_acceptance(row: PairRow) -> AcceptanceProfile:
         model=model,
         kind=kind,
         billions=setup.model.num_parameters / GIGA,
-        draft=draft,
         task=row.task,
         context=row.prompt_len,
         budget=budget,
+        without=without,
     )
+    if kind == "full":
+        question = question._replace(draft=spec.draft)
+    elif kind != "self-quantised":
+        draft = checkpoint_in(f"{row.draft} {row.draft_detail}", question)
+        question = question._replace(draft=draft)
     return profile_of(question, draft=spec.draft, method=spec.draft_method)
 
 
@@ -807,10 +844,15 @@ def without_draft(setup: Setup) -> Setup:
 
 
 def _predict_alike(
-    setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float | None]
+    setup: Setup,
+    rows: Sequence[PairRow],
+    tokens: Sequence[float | None],
+    *,
+    width: Any,
+    without: str = "",
 ) -> Array:
-    """Rows of one setup: baseline seconds, speculative seconds, the standard deviation of the
-    logarithm of their ratio, and the probability that it is above 1."""
+    """Rows of one setup, [figures of `Predicted`, rows], with these errors of the engine's; `without`:
+    source whose published acceptance is not believed in."""
     names = ("users", "prompt_len", "output_len", "tp", "budget")
     users, prompt_len, output_len, tp, budgets = columns(rows, *names)
     gamma = np.array([row.num_drafted for row in rows])
@@ -818,7 +860,7 @@ def _predict_alike(
     profile: AcceptanceProfile | None = None
     law: Acceptance
     if tokens[0] is None:
-        profile = law = believed_acceptance(rows[0])
+        profile = law = believed_acceptance(rows[0], without=without)
     else:
         shares = np.array([row.share for row in rows])
         is_of_tree = spec.tree is not None
@@ -858,37 +900,50 @@ def _predict_alike(
     if spec.draft_budget is not None:
         budget = budgets
     after = predict(setup, law, at(setup, gamma, budget))
-    sure = interval(after, tokens_error(after, profile))
-    log_width = np.log(sure.speedup_high / sure.speedup_low) / (2.0 * Z_90)
+    gains = interval(after, tokens_error(after, profile)).gains
+    expected = after.full(after.speedup)
+    # errors of the median request's tokens, beside those of the costs
+    of_request = np.zeros(len(rows))
     if rows[0].is_decoding:
-        return np.array(
-            np.broadcast_arrays(
-                1.0 / before.tokens_per_s,
-                1.0 / after.tokens_per_s,
-                log_width,
-                sure.gains.above(),
-            )
+        baseline_s = before.full(1.0 / before.tokens_per_s)
+        speculative_s = after.full(1.0 / after.tokens_per_s)
+    else:
+        requests = whole_requests(after, output_len=output_len)
+        alone_requests = whole_requests(before, output_len=output_len)
+        is_rate = np.array([row.is_rate for row in rows])
+
+        def seconds_per_token(cycle: Cycle) -> Array:
+            of_server_s = cycle.in_slot_s / (cycle.active * output_len)
+            return np.where(is_rate, of_server_s, cycle.tpot_s)
+
+        baseline_s = seconds_per_token(alone_requests.alone)
+        speculative_s = seconds_per_token(requests.drafted)
+        is_median = np.array([row.unit.startswith("tpot_p50") for row in rows])
+        if is_median.any():
+            tokens_expected = after.full(after.expected_tokens_per_step)
+            factors = np.where(is_median, median_request(tokens_expected, gamma), 1.0)
+            speculative_s = speculative_s / factors
+            of_request = np.log(factors)
+        whole = requests.gains(gains)
+        gains = dataclasses.replace(
+            gains,
+            speedups=np.where(is_rate, whole.speedups, gains.speedups),
+            deviations=np.where(is_rate, whole.deviations, gains.deviations),
         )
-    requests = whole_requests(after, output_len=output_len)
-    is_rate = np.array([row.is_rate for row in rows])
-
-    def seconds_per_token(cycle: Cycle) -> Array:
-        of_server_s = cycle.in_slot_s / (cycle.active * output_len)
-        return np.where(is_rate, of_server_s, cycle.tpot_s)
-
-    baseline_s = seconds_per_token(whole_requests(before, output_len=output_len).alone)
-    speculative_s = seconds_per_token(requests.drafted)
-    is_median = np.array([row.unit.startswith("tpot_p50") for row in rows])
-    if is_median.any():
-        expected = np.broadcast_to(after.expected_tokens_per_step, is_median.shape)
-        factors = median_request(expected, gamma)
-        speculative_s = np.where(is_median, speculative_s / factors, speculative_s)
-        log_width = np.where(is_median, np.hypot(log_width, np.log(factors)), log_width)
-    of_requests = requests.gains(sure.gains)
-    low, high = of_requests.quantiles(ENDS)
-    log_width = np.where(is_rate, np.log(high / low) / (2.0 * Z_90), log_width)
-    chance = np.where(is_rate, of_requests.above(), sure.gains.above())
-    return np.array(np.broadcast_arrays(baseline_s, speculative_s, log_width, chance))
+        expected = np.where(is_rate, requests.speedup_at(expected), expected)
+    # a server without a draft may hold more requests at once than one with: pairs are not plans' rows
+    scale = baseline_s / speculative_s / expected
+    others = np.maximum(gains.deviations**2 - engine_error(setup) ** 2, 0.0)
+    gains = dataclasses.replace(
+        gains,
+        speedups=gains.speedups * scale,
+        deviations=np.sqrt(others + width**2 + of_request**2),
+        most=gains.most * scale,
+    )
+    low, high = gains.quantiles(ENDS)
+    return np.array(
+        np.broadcast_arrays(baseline_s, speculative_s, low, high, gains.above())
+    )
 
 
 def median_request(tokens: Array, gamma: Array) -> Array:
@@ -1017,9 +1072,10 @@ def validate_pairs(
     if is_measured:
         tokens = tokens_of_cells(pairs)
         lacking = "no measured tokens per step"
-    predicted = predict_pairs(pairs, tokens)
     if leave_out:
-        predicted = without_source(pairs, predicted, leave_out)
+        predicted = without_source(pairs, tokens, leave_out)
+    else:
+        predicted = predict_pairs(pairs, tokens)
     names: list[list[str]] = []
     for pair, speedup in zip(pairs, predicted.speedup, strict=True):
         if leave_out and pair.origin != leave_out:
@@ -1169,8 +1225,8 @@ def _group(
     group: dict[str, Any] = {"name": name}
     if not name.startswith("all/"):
         group |= own[0].labels
-    errors = ErrorSummary.of(speedup / measured - 1.0, predicted.log_deviation[chosen])
-    group |= errors.figures()
+    group |= ErrorSummary.of(speedup / measured - 1.0).figures()
+    group["coverage"] = float(np.mean(predicted.is_inside(pairs)[chosen]))
     group["sign"] = None
     if is_far.any():
         group["sign"] = float(np.mean(signs[is_far]))

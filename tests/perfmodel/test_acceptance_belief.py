@@ -64,18 +64,37 @@ def test_a_belief_is_a_little_narrower_where_the_text_has_no_name(kind: str) -> 
     assert 0.5 * named < unnamed < named
 
 
+def test_a_source_left_out_takes_what_it_alone_tells() -> None:
+    """The head of the Swiss servers is known from their own counts; a source of no counts takes nothing."""
+    source = "swiss-ai/apertus-speculative-decoding@12ab results/8b"
+    assert known_checkpoints("apertus-8b", "eagle3")
+    assert not known_checkpoints("apertus-8b", "eagle3", beliefs.fitted_without(source))
+    known = Question("apertus-8b", "eagle3", 8.0, task="chat")
+    alone = known._replace(without=source)
+    assert assumed(alone).origin.startswith("assumed from")
+    assert assumed(alone).error.log_rejection > assumed(known).error.log_rejection
+    assert beliefs.fitted_without("no/such source") is beliefs.fitted_belief()
+
+
 @pytest.mark.slow
-def test_what_is_shipped_predicts_as_conditioning_on_every_row_does() -> None:
-    """A head that no row is of: the shipped levels, against one covariance of all thousand rows."""
+@pytest.mark.parametrize("source", ["none/such", "NVIDIA/Model-Optimizer"])
+def test_what_is_shipped_predicts_as_conditioning_on_every_row_does(
+    source: str,
+) -> None:
+    """A head that no row is of: the shipped levels, against one covariance of all thousand rows; and with
+    a source's rows left out, of all others."""
     rates = distinct(read_rates(beliefs.BELIEF_RATES))
-    fitted = beliefs.fitted_belief()
-    weights = np.array(fitted.coefficients.row_weights)
+    is_kept = [not rate.situation.is_from(source) for rate in rates]
+    assert all(is_kept) == (source == "none/such")
+    rates = list(itertools.compress(rates, is_kept))
+    fitted = beliefs.fitted_without(source)
+    weights = np.array(beliefs.fitted_belief().coefficients.row_weights)[is_kept]
     evidence = Evidence.of(rates, fitted.scales, weights)
     at = Situation(
         kind="eagle3", model="new", draft="new", task_class="code", temperature=0.0
     )
     point = Point(at, 0.0)
-    quick = beliefs.believed([point])
+    quick = beliefs.believed([point], of=fitted)
     whole = beliefs.noisy_covariance(evidence, fitted.scales)
     cross = beliefs.prior_covariance(evidence.points, [point], fitted.scales)[:, 0]
     gain = np.linalg.solve(whole, cross)

@@ -8,6 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from magicdec.counts import Z_90
 from magicdec.perfmodel.lanes import Lane
 from magicdec.validate.calibration import (
     BELIEVED,
@@ -30,15 +31,16 @@ def drawn(
     rows = []
     for number in range(num):
         log_speedup = float(RNG.normal(0.0, 0.3))
+        log_error = float(RNG.normal(0.0, true))
         rows.append(
             JudgedFigure(
                 lane=HEAD,
                 source=f"source {number % sources}",
                 figure=BELIEVED,
-                log_error=float(RNG.normal(0.0, true)),
-                of_kernels=stated,
+                log_error=log_error,
                 log_speedup=log_speedup,
                 chance=NormalDist().cdf(log_speedup / stated),
+                is_inside=abs(log_error) <= Z_90 * stated,
             )
         )
     return rows

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import magicdec
 from magicdec.commands.validate import app
 from magicdec.counts import expected_tokens_per_step
 from magicdec.errors import ConfigError
@@ -436,3 +437,29 @@ def test_suffix_decoding_drafts_often_and_short(tmp_path):
     assert steps_s[0] == pytest.approx(steps_s[1], rel=0.1)
     ngram = msgspec.structs.replace(often, draft="ngram", gamma=5)
     assert ngram.draft_len == 5
+
+
+def test_a_pair_has_the_interval_that_a_plan_of_it_prints(tmp_path: Path) -> None:
+    """Of greedy decoding, at acceptance that is given."""
+    rate, gamma = 0.7, 3
+    tokens = sum(rate**accepted for accepted in range(gamma + 1))
+    plan = magicdec.plan(
+        model="llama-3.1-8b", hardware="h100-sxm-80gb", batch=[8], context=[1024],
+        gen_len=256, draft="eagle3", gamma=gamma, acceptance_rate=rate, temperature=0.0,
+    )  # fmt: skip
+    (row,) = [row for row in plan.candidates if row.is_speculative]
+    ends = (row.speedup_low, row.speedup_high)
+    line = LINE.replace("3,2.5", f"3,{tokens:.9f}").replace("vllm,0.24.0", "vllm,")
+    lines = []
+    for end in ends:
+        for factor in (0.999, 1.001):
+            measured = f"800,{800 * end * factor:.9g},decode only"
+            lines.append(line.replace("800,1200,", measured))
+    pairs, _ = read_rows([write(tmp_path / "four.csv", *lines)], PairRow)
+    assert all(pair.is_decoding for pair in pairs)
+    predicted = predict_pairs(pairs, [tokens] * len(pairs))
+    assert predicted.low == pytest.approx(ends[0], rel=1e-6)
+    assert predicted.high == pytest.approx(ends[1], rel=1e-6)
+    assert predicted.is_inside(pairs).tolist() == [False, True, True, False]
+    wider = predict_pairs(pairs, [tokens] * len(pairs), widths=[0.3] * len(pairs))
+    assert (wider.high / wider.low > predicted.high / predicted.low).all()

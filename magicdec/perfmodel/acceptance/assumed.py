@@ -98,6 +98,15 @@ class Question(NamedTuple):
     trained_len: float | None = None
     window: float | None = None
     is_other_format: bool = False
+    without: str = ""
+    """Source whose published rates are not known: the one whose servers are judged."""
+
+    @property
+    def fitted(self) -> belief.Fitted:
+        """What published rates say of all drafts."""
+        if self.without:
+            return belief.fitted_without(self.without)
+        return belief.fitted_belief()
 
     @classmethod
     def about(
@@ -142,19 +151,23 @@ class Assumed(NamedTuple):
     none has an id."""
 
 
-def known_checkpoints(model: str, kind: str) -> list[str]:
+def known_checkpoints(
+    model: str, kind: str, of: belief.Fitted | None = None
+) -> list[str]:
     """Published drafts of a kind for a target, by their plain names: those that nobody measured as
     the baseline of a draft of his own, where there are some."""
     name = plain_model(model)
-    of_model = [at for at in _published() if at.model == name and at.kind == kind]
+    of_model = [at for at in _published(of) if at.model == name and at.kind == kind]
     own = [at for at in of_model if not at.is_baseline]
     return list(dict.fromkeys(at.draft for at in own or of_model))
 
 
-def checkpoint_in(text: str, model: str, kind: str) -> str:
-    """The published draft of a target that a text names, by its plain name; "" where it names none."""
+def checkpoint_in(text: str, question: Question) -> str:
+    """The published draft of a question's target that a text names, by its plain name; "" where it names
+    none."""
     words = plain(text)
-    known = [name for name in known_checkpoints(model, kind) if name]
+    every = known_checkpoints(question.model, question.kind, question.fitted)
+    known = [name for name in every if name]
     named = [name for name in known if name in words or (words and words in name)]
     return max(named, key=len, default="")
 
@@ -209,10 +222,9 @@ def kinds_of(model: str) -> list[str]:
     return list(dict.fromkeys(at.kind for at in _published() if at.model == name))
 
 
-@lru_cache(maxsize=1)
-def _published() -> list[Situation]:
+def _published(of: belief.Fitted | None = None) -> list[Situation]:
     """Situations that acceptance was published in."""
-    return [run.situation for run in belief.fitted_belief().coefficients.runs]
+    return (of or belief.fitted_belief()).situations
 
 
 def assumed(question: Question, further: Evidence | None = None) -> Assumed:
@@ -260,7 +272,7 @@ def _logits(question: Question, further: Evidence | None) -> Logits:
     levels that both share."""
     named = _named(question)
     points = [point for draft in named for point in _points(question, draft)]
-    normal = belief.believed(points, further)
+    normal = belief.believed(points, further, question.fitted)
     return Logits(named, *_mixed(normal.mean, normal.covariance, len(named)))
 
 
@@ -282,7 +294,7 @@ def _of_texts(question: Question) -> dict[str, Logits]:
     for task in TEXTS:
         on_text = question._replace(task=task)
         points += [point for draft in named for point in _points(on_text, draft)]
-    normal = belief.believed(points)
+    normal = belief.believed(points, of=question.fitted)
     logits = {}
     size = len(points) // len(TEXTS)
     for number, task in enumerate(TEXTS):
@@ -303,7 +315,7 @@ def joint_levels(questions: Sequence[Question]) -> tuple[Array, Array]:
         named = _named(question)
         points += [_points(question, draft)[0] for draft in named]
         shares += [(number, 1.0 / len(named))] * len(named)
-    normal = belief.believed(points)
+    normal = belief.believed(points, of=questions[0].fitted)
     mixing = np.zeros((len(questions), len(points)))
     for place, (number, share) in enumerate(shares):
         mixing[number, place] = share
@@ -322,7 +334,7 @@ def one_checkpoint(question: Question) -> Question:
 
 def _named(question: Question) -> list[str]:
     """Plain names of the drafts that a question may be about; [""] where none is published."""
-    known = known_checkpoints(question.model, question.kind)
+    known = known_checkpoints(question.model, question.kind, question.fitted)
     if question.draft:
         wanted = plain(question.draft)
         return [
@@ -450,7 +462,7 @@ def _published_of(question: Question, named: Sequence[str]) -> list[Situation]:
     """The published situations of the question's model and draft."""
     model = plain_model(question.model)
     own = []
-    for at in _published():
+    for at in _published(question.fitted):
         if at.model == model and at.kind == question.kind and at.draft in named:
             own.append(at)
     return own

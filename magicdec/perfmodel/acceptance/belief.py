@@ -20,7 +20,7 @@ import gzip
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +29,13 @@ import numpy as np
 import numpy.typing as npt
 
 from magicdec.counts import Array
-from magicdec.perfmodel.acceptance.published import GROUPS, Rate, Situation
+from magicdec.perfmodel.acceptance.published import (
+    GROUPS,
+    Rate,
+    Situation,
+    distinct,
+    read_rates,
+)
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "specs" / "data" / "belief"
 COEFFICIENTS = DIRECTORY / "belief.json.gz"
@@ -127,6 +133,7 @@ class Point(NamedTuple):
     is_gamma_assumed: bool = False
 
 
+@lru_cache(maxsize=4096)
 def constant_rate_logit(tokens: float, gamma: int) -> float:
     """The logit of the constant rate with these tokens per step, inside [-4, 4.2]."""
     low = LEAST_LOGIT
@@ -533,6 +540,11 @@ class Fitted:
     def scales(self) -> Scales:
         return self.coefficients.scales
 
+    @cached_property
+    def situations(self) -> list[Situation]:
+        """Situations that acceptance was published in."""
+        return [run.situation for run in self.coefficients.runs]
+
     def runs_of(self, checkpoints: Sequence[str]) -> Evidence:
         """The published runs of some checkpoints."""
         wanted = set(checkpoints)
@@ -643,6 +655,27 @@ def fitted_belief() -> Fitted:
     """The shipped coefficients."""
     text = gzip.decompress(COEFFICIENTS.read_bytes())
     return fitted_from(msgspec.json.decode(text, type=Coefficients))
+
+
+@lru_cache(maxsize=2)
+def fitted_without(source: str) -> Fitted:
+    """What would ship if a source had published nothing, by the shipped deviations: for judging its own
+    servers."""
+    shipped = fitted_belief()
+    coefficients = shipped.coefficients
+    runs = [run for run in coefficients.runs if not run.situation.is_from(source)]
+    if len(runs) == len(coefficients.runs):
+        return shipped
+    rates = distinct(read_rates(BELIEF_RATES))
+    is_kept = np.array([not rate.situation.is_from(source) for rate in rates])
+    if not is_kept.all():
+        coefficients = posterior(
+            [rate for rate, kept in zip(rates, is_kept, strict=True) if kept],
+            np.array(coefficients.row_weights)[is_kept],
+            coefficients.shared,
+            coefficients.scales,
+        )
+    return fitted_from(msgspec.structs.replace(coefficients, runs=runs))
 
 
 def packed(coefficients: Coefficients) -> bytes:

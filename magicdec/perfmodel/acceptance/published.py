@@ -117,6 +117,14 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def checkpoint(self) -> str:
         return f"{self.model}|{self.kind}|{self.draft}"
 
+    def is_from(self, source: str) -> bool:
+        """Whether a source published it: one that names a repository by that, without the place and the
+        commit in it."""
+        repository = source.split(maxsplit=1)[0].split("@", maxsplit=1)[0]
+        if "/" not in repository:
+            return plain(source) == self.source
+        return plain(repository) in self.source
+
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens per step as a source gives them."""
