@@ -210,11 +210,14 @@ def published_command(
 def acceptance_command(
     files: OptionalFiles = None,
     leave_out: Annotated[
-        Literal["model", "source", "checkpoint", "checkpoint-task", "long-context"]
+        Literal[
+            "model", "source", "checkpoint", "checkpoint-task", "long-context", "text"
+        ]
         | None,
         option(
             "Predict each group of rows from all others; long-context: what is beyond 2k of a "
-            "checkpoint whose shorter ones are given.",
+            "checkpoint whose shorter ones are given; text: each as a user's own, from other texts "
+            "and sources.",
             "--leave-out",
         ),
     ] = None,

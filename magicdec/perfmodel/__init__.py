@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         constant_rate_logit,
         fitted_belief,
         rates_left_out,
+        texts_left_out,
     )
     from magicdec.perfmodel.acceptance.files import (
         ImportedAcceptance,

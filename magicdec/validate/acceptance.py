@@ -5,7 +5,8 @@
 Each group of rows (a model, a source, a checkpoint, one task of a checkpoint, or a checkpoint's
 long contexts) is predicted from all other rows of the file and of the shipped table. Error, width
 and coverage refer to tokens per step. For long contexts the checkpoint's own rates up to 2k are
-given. Heads whose cache is a window have lines of their own.
+given. "text" asks about each row as a plan asks about a user's own text of that class, given the
+rows of other texts and other sources. Heads whose cache is a window have lines of their own.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from magicdec.perfmodel import (
     rates_left_out,
     read_rates,
     same_rate,
+    texts_left_out,
 )
 from magicdec.progress import Progress
 from magicdec.validate.rows import read_lines
@@ -59,6 +61,7 @@ TASK_GROUPS: dict[str, Callable[[Situation], str]] = {
     "checkpoint-task": lambda at: f"{at.checkpoint}|{at.task}",
     "long-context": _long_context,
 }
+OWN_TEXT = "text"
 THRESHOLDS = np.arange(1.3, 3.01, 0.1)
 """Thresholds of the claims "more than this many tokens per step"."""
 NUM_DECILES = 10
@@ -112,8 +115,9 @@ def validate_beliefs(
 
     Raises ConfigError for an unknown group, and for tables without a usable row.
     """
-    if leave_out and leave_out not in TASK_GROUPS:
-        raise unknown_choice("group to leave out", leave_out, tuple(TASK_GROUPS))
+    known = (*TASK_GROUPS, OWN_TEXT)
+    if leave_out and leave_out not in known:
+        raise unknown_choice("group to leave out", leave_out, known)
     asked = distinct(
         [rate for path in paths or [BELIEF_RATES] for rate in read_rates(path)]
     )
@@ -126,11 +130,14 @@ def validate_beliefs(
     evidence = Evidence.of(rates, scales, np.array(weights))
     num_further = len(rates) - len(asked)
     progress(f"{len(asked)} rows, {num_further} further rows of the shipped table")
-    if leave_out:
-        groups = _groups_of(rates, asked, TASK_GROUPS[leave_out])
+    if leave_out == OWN_TEXT:
+        mean, deviation = texts_left_out(evidence, scales, len(asked))
     else:
-        groups = ["\0asked"] * len(asked) + [KEPT] * num_further
-    mean, deviation = rates_left_out(evidence, groups, scales, kept=KEPT)
+        if leave_out:
+            groups = _groups_of(rates, asked, TASK_GROUPS[leave_out])
+        else:
+            groups = ["\0asked"] * len(asked) + [KEPT] * num_further
+        mean, deviation = rates_left_out(evidence, groups, scales, kept=KEPT)
     is_counted = np.arange(len(rates)) < len(asked)
     if leave_out == "checkpoint-task":
         is_counted &= _has_other_tasks(rates)

@@ -224,6 +224,29 @@ def test_groups_left_out_of_the_shipped_table_are_predicted_as_well_as_is_said()
     assert found.brier < 0.1
 
 
+def test_an_own_text_is_told_by_other_texts_of_other_sources_alone() -> None:
+    """Against one more point, of the user's text, given the kept rows."""
+    rates = distinct(read_rates(beliefs.BELIEF_RATES))[::12]
+    scales = beliefs.fitted_belief().scales
+    evidence = Evidence.of(rates, scales)
+    mean, deviation = beliefs.texts_left_out(evidence, scales, 5)
+    assert not mean[5:].any()
+    for row in range(5):
+        at = rates[row].situation
+        others = []
+        for rate in rates:
+            if rate.situation.task != at.task and rate.situation.source != at.source:
+                others.append(rate)
+        text = f"{beliefs.YOUR_TEXT}{at.task_class}"
+        own = msgspec.structs.replace(at, task=text, source="yours")
+        asked = msgspec.structs.replace(rates[row], situation=own)
+        together = Evidence.of([*others, asked], scales)
+        groups = ["kept"] * len(others) + ["out"]
+        one_mean, one_deviation = beliefs.given(together, groups, "out", scales)
+        assert mean[row] == pytest.approx(one_mean[0], abs=1e-9)
+        assert deviation[row] == pytest.approx(one_deviation[0], abs=1e-9)
+
+
 def test_rows_of_a_file_are_predicted_without_themselves(tmp_path) -> None:
     with beliefs.BELIEF_RATES.open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))

@@ -458,17 +458,55 @@ def given(
     is_out = np.array(groups) == name
     out = np.flatnonzero(is_out)
     kept = np.flatnonzero(~is_out)
-    cross = whole[np.ix_(kept, out)]
-    gain = np.linalg.solve(whole[np.ix_(kept, kept)], cross)
     points = [evidence.points[row] for row in out]
-    unweighted = msgspec.structs.replace(scales, weights={})
-    own = (
-        np.diag(prior_covariance(points, points, unweighted))
-        + evidence.usual_variance[out]
-    )
-    variance = own - np.einsum("ij,ij->j", cross, gain)
+    gain, variance = _conditioned(whole, kept, whole[np.ix_(kept, out)], points, scales)
+    variance = variance + evidence.usual_variance[out]
     deviation = widths_of(points) * np.sqrt(np.maximum(variance, 1e-6))
     return gain.T @ evidence.logits[kept], deviation
+
+
+def _conditioned(
+    whole: Array, kept: Array, cross: Array, points: Sequence[Point], scales: Scales
+) -> tuple[Array, Array]:
+    """Gains and variances of logits at some points given the kept rows, of which `whole` is the noisy
+    covariance and `cross` that with the points, [kept, points]."""
+    gain = np.linalg.solve(whole[np.ix_(kept, kept)], cross)
+    unweighted = msgspec.structs.replace(scales, weights={})
+    own = np.diag(prior_covariance(points, points, unweighted))
+    return gain, own - np.einsum("ij,ij->j", cross, gain)
+
+
+def texts_left_out(
+    evidence: Evidence, scales: Scales, num_asked: int
+) -> tuple[Array, Array]:
+    """The first rows, each asked about as a user's own text is, given those of other texts and other
+    sources: mean and standard deviation of their logits, 0 of the other rows."""
+    whole = noisy_covariance(evidence, scales)
+    situations = [point.situation for point in evidence.points]
+    texts = np.array([at.task for at in situations])
+    sources = np.array([at.source for at in situations])
+    mean = np.zeros(len(texts))
+    deviation = np.zeros(len(texts))
+    asked = range(num_asked)
+    for text, source in dict.fromkeys((texts[row], sources[row]) for row in asked):
+        rows = [row for row in asked if (texts[row], sources[row]) == (text, source)]
+        kept = np.flatnonzero((texts != text) & (sources != source))
+        points = [_of_own_text(evidence.points[row]) for row in rows]
+        cross = prior_covariance([evidence.points[row] for row in kept], points, scales)
+        gain, variance = _conditioned(whole, kept, cross, points, scales)
+        variance = variance + evidence.usual_variance[rows]
+        mean[rows] = gain.T @ evidence.logits[kept]
+        deviation[rows] = widths_of(points) * np.sqrt(np.maximum(variance, 1e-6))
+    return mean, deviation
+
+
+def _of_own_text(point: Point) -> Point:
+    """The point as a user asks it, whose text of that class nobody has published."""
+    at = point.situation
+    own = msgspec.structs.replace(
+        at, task=f"{YOUR_TEXT}{at.task_class}", source=YOUR_TEXT.strip()
+    )
+    return point._replace(situation=own)
 
 
 def noisy_covariance(evidence: Evidence, scales: Scales) -> Array:
