@@ -167,12 +167,11 @@ def figure_of(value: float, is_score: bool) -> str:
 
 
 def share_of(row: CalibrationRow) -> str:
-    """A share and its ends over sources: "91 % (82 to 98 %)"."""
+    """A share and its ends: "91 % (82 to 98 over sources)"."""
     assert row.low is not None
     assert row.high is not None
-    return (
-        f"{100.0 * row.found:.0f} % ({100.0 * row.low:.0f} to {100.0 * row.high:.0f} %)"
-    )
+    ends = f"{100.0 * row.low:.0f} to {100.0 * row.high:.0f} over sources"
+    return f"{100.0 * row.found:.0f} % ({ends})"
 
 
 def calibration_at(figure: Figure, of: str) -> CalibrationRow:
@@ -194,13 +193,14 @@ def summary() -> list[str]:
     count = sum(group["rows"] for group in validate_published()["groups"])
     return [
         f"- End to end, the acceptance believed: {believed.rows} pairs of {believed.sources} sources err by "
-        f"{percent(believed.median_error)} (median), each answered without its own source; {share_of(inside_believed)} "
-        f"of the 90 % intervals hold.",
+        f"{percent(believed.median_error)} (median), each answered without what its own source told; "
+        f"{share_of(inside_believed)} of the 90 % intervals hold.",
         f"- Whether it pays, before anything is measured: Brier score {score.found:.3f}, where the bare share of "
-        f"drafts that pay gets {of_share.found:.3f}; said with {figure_of(sure.stated or 0.0, False)}, it pays in "
-        f"{figure_of(sure.found, False)}.",
+        f"drafts that pay gets {of_share.found:.3f}; where over 90 % is said "
+        f"({figure_of(sure.stated or 0.0, False)} on average), {figure_of(sure.found, False)} pay.",
         f"- At the acceptance that each server measured: {given.rows} pairs of {given.sources} sources err by "
-        f"{percent(given.median_error)}; {share_of(inside)} of the intervals that the other sources give hold.",
+        f"{percent(given.median_error)}; {share_of(inside)} of the 90 % intervals hold, by widths of "
+        f"the other sources.",
         f"- A step without a draft: {alone.rows} servers of {alone.sources} sources, {percent(alone.median_error)}.",
         f"- The paper's own {count} rows err by {100.0 * min(errors):.0f} to {100.0 * max(errors):.0f} %.",
     ]

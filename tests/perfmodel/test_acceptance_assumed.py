@@ -214,16 +214,17 @@ def test_known_checkpoints_are_those_that_their_makers_published(kind: str) -> N
         of_model = [at for at in runs if (at.model, at.kind) == (model, kind)]
         own = {at.draft for at in of_model if not at.is_baseline}
         known = assumed.known_checkpoints(model, kind)
+        question = Question(model, kind, 8.0)
         assert len(known) == len(set(known))
         assert set(known) == (own or {at.draft for at in of_model})
         assert kind in assumed.kinds_of(model)
         for draft in filter(None, known):
             longer = f"some-{draft}-v2"
-            named = assumed.checkpoint_in(longer, model, kind)
+            named = assumed.checkpoint_in(longer, question)
             assert named in known
             assert len(named) >= len(draft)
-        assert assumed.checkpoint_in("", model, kind) == ""
-        assert assumed.checkpoint_in("qqq", model, kind) == ""
+        assert assumed.checkpoint_in("", question) == ""
+        assert assumed.checkpoint_in("qqq", question) == ""
 
 
 def test_a_question_is_about_what_a_plan_calls_the_draft() -> None:

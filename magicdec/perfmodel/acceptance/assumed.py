@@ -103,7 +103,7 @@ class Question(NamedTuple):
 
     @property
     def fitted(self) -> belief.Fitted:
-        """What published rates say of all drafts."""
+        """The belief that the published rates of all drafts give."""
         if self.without:
             return belief.fitted_without(self.without)
         return belief.fitted_belief()

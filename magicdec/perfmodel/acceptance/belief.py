@@ -697,8 +697,8 @@ def fitted_belief() -> Fitted:
 
 @lru_cache(maxsize=2)
 def fitted_without(source: str) -> Fitted:
-    """What would ship if a source had published nothing, by the shipped deviations: for judging its own
-    servers."""
+    """The belief that would ship if a source had published nothing, by the shipped deviations: for
+    judging its own servers."""
     shipped = fitted_belief()
     coefficients = shipped.coefficients
     runs = [run for run in coefficients.runs if not run.situation.is_from(source)]
