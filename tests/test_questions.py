@@ -44,7 +44,7 @@ SAID: dict[str, tuple[str, ...]] = {
         "EAGLE-3, gamma 8 on 4 x h100",
     ),
     "deployment.yaml": (
-        "no change is likely to gain",
+        "Draft 10 tokens per step, not 5",
         "the command uses 2, but 4 are given",
         "n-gram, gamma 5 on 2 x l40s",
     ),

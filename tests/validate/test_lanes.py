@@ -134,7 +134,7 @@ def test_a_lane_counts_the_servers_of_each_device() -> None:
 
 
 def test_a_plan_of_an_older_version_has_that_versions_width() -> None:
-    """Six look-ups on a split mixture in vLLM 0.12 were 16 % off in the median, up to 51 (arXiv 2604.26469)."""
+    """Six look-ups on a split mixture in vLLM 0.12 are 12 % off in the median, up to 31 (arXiv 2604.26469)."""
     spec = SpeculationSpec(draft="suffix", draft_method="suffix", gamma=5)
     widths = {}
     for version in ("0.12", "0.32"):
@@ -143,7 +143,7 @@ def test_a_plan_of_an_older_version_has_that_versions_width() -> None:
         evidence = evidence_of(setup)
         widths[version] = evidence.width
         assert ("before 0.14" in evidence.lane) == (version == "0.12")
-    assert widths["0.12"] > max(widths["0.32"], math.log(1.51) / Z_90)
+    assert widths["0.12"] > max(widths["0.32"], math.log(1.3) / Z_90)
 
 
 def test_every_setup_has_a_lane_and_a_width() -> None:
