@@ -466,7 +466,11 @@ def given(
 
 
 def _conditioned(
-    whole: Array, kept: Array, cross: Array, points: Sequence[Point], scales: Scales
+    whole: Array,
+    kept: npt.NDArray[np.int64],
+    cross: Array,
+    points: Sequence[Point],
+    scales: Scales,
 ) -> tuple[Array, Array]:
     """Gains and variances of logits at some points given the kept rows, of which `whole` is the noisy
     covariance and `cross` that with the points, [kept, points]."""
