@@ -474,7 +474,7 @@ def _conditioned(
 ) -> tuple[Array, Array]:
     """Gains and variances of logits at some points given the kept rows, of which `whole` is the noisy
     covariance and `cross` that with the points, [kept, points]."""
-    gain: Array = np.linalg.solve(whole[np.ix_(kept, kept)], cross)
+    gain = np.asarray(np.linalg.solve(whole[np.ix_(kept, kept)], cross), np.float64)
     unweighted = msgspec.structs.replace(scales, weights={})
     own = np.diag(prior_covariance(points, points, unweighted))
     return gain, own - np.einsum("ij,ij->j", cross, gain)
