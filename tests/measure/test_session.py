@@ -48,10 +48,14 @@ REQUEST = BenchmarkRequest(
 )  # fmt: skip
 
 
+SHORT = replace(REQUEST, gen_len=10)
+"""Where a run is measured several times over."""
+
+
 def test_records_hold_what_was_measured_and_resume_skips_it(tmp_path: Path) -> None:
     records = tmp_path / "r.jsonl"
     rows = benchmark(
-        replace(REQUEST, run_to_end=True), records=records, bandwidth_bytes_per_s=1e10
+        replace(SHORT, run_to_end=True), records=records, bandwidth_bytes_per_s=1e10
     )
     assert [r.gamma for r in rows] == [0, 2, 4]
     assert read_records(records) == [*rows[1:], rows[0]]  # as they were complete
@@ -70,7 +74,7 @@ def test_records_hold_what_was_measured_and_resume_skips_it(tmp_path: Path) -> N
         assert record.environment.versions["torch"]
     loaded: list[str] = []
     again = benchmark(
-        replace(REQUEST, run_to_end=True),
+        replace(SHORT, run_to_end=True),
         records=records,
         resume=True,
         progress=loaded.append,
@@ -78,7 +82,7 @@ def test_records_hold_what_was_measured_and_resume_skips_it(tmp_path: Path) -> N
     assert loaded == []
     assert again == rows
     wider = replace(
-        REQUEST, run_to_end=True, speculations=(*REQUEST.speculations, streaming(32, 1))
+        SHORT, run_to_end=True, speculations=(*SHORT.speculations, streaming(32, 1))
     )
     more = benchmark(wider, records=records, resume=True)
     assert [r.gamma for r in more] == [0, 2, 4, 1]
@@ -95,7 +99,7 @@ def test_every_repetition_is_written_when_it_ends_and_none_is_measured_twice(
         pass
 
     records = tmp_path / "r.jsonl"
-    request = replace(REQUEST, sampling=SamplingSpec())
+    request = replace(SHORT, sampling=SamplingSpec())
     said: list[str] = []
 
     def stop(message: str) -> None:
@@ -204,7 +208,7 @@ def test_what_is_known_is_still_decoded_for_what_is_asked_besides(
 ) -> None:
     """A file that holds every configuration: the text is written all the same, of the request's last one."""
     records, output = tmp_path / "r.jsonl", tmp_path / "out.jsonl"
-    request = replace(REQUEST, sampling=SamplingSpec(), repetitions=1)
+    request = replace(SHORT, sampling=SamplingSpec(), repetitions=1)
     rows = benchmark(request, records=records)
     before = records.read_bytes()
     outputs = Outputs(records=records, resume=True, save_output=output, quiet=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from samples_reports import grid, plan
 
+from magicdec.reports import report
 from magicdec.reports.data import ReportData
 from magicdec.reports.report import write_report
 from tests.headless import driver  # noqa: F401  # a fixture
@@ -24,3 +25,9 @@ def html_file(data: ReportData, tmp_path_factory: pytest.TempPathFactory) -> Pat
     path = tmp_path_factory.mktemp("report") / "report.html"
     write_report(data, path)
     return path
+
+
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without their figures, which take most of the time, where only text is read."""
+    monkeypatch.setattr(report, "draw_all", lambda _: [])

@@ -110,6 +110,7 @@ def test_the_file_is_of_a_size_to_mail(html_file: Path) -> None:
     assert html_file.stat().st_size < 800_000
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_failed_write_leaves_the_old_report(
     data: ReportData, html_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +196,7 @@ def test_an_adaptive_run_is_not_paired_with_the_prediction_of_a_fixed_gamma() ->
     )
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_the_report_names_the_engine_the_limits_and_the_plan_s_command() -> None:
     document = plan()
     data = ReportData.from_records([], document, command="magicdec report plan.json")

@@ -61,6 +61,7 @@ def test_each_context_has_its_answer_and_the_first_line_is_the_terminals(
         assert words(f"Context {context}: {first_line(case)}") in head
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_plan_of_one_context_says_its_answer_once() -> None:
     plan = magicdec.plan(model="llama-3.1-8b", hardware="h100", context=2048, batch=8)
     page = render_html(ReportData.from_records([], plan))
@@ -69,6 +70,7 @@ def test_a_plan_of_one_context_says_its_answer_once() -> None:
     assert 'class="cases"' not in page
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_several_devices_with_prices_say_which_to_buy() -> None:
     plan = magicdec.plan(
         model="llama-3.1-8b",
