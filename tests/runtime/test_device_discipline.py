@@ -116,7 +116,7 @@ def test_a_queue_and_changing_gammas_do_too(
     draft: str, model: Transformer, gpu: PretendGPU
 ) -> None:
     """Each gamma's graphs read what the step before left, whichever gamma it had; prompts are admitted in between."""
-    options = {"gamma": 3, "max_new_tokens": 22, "queue": [[1, 2, 3], [4] * 20]}
+    options = {"gamma": 3, "max_new_tokens": 17, "queue": [[1, 2, 3], [4] * 20]}
     expected = run(model, draft, policy=TakesTurns(), **options)
     with gpu:
         result = run(model, draft, gpu=gpu, policy=TakesTurns(), **options)
