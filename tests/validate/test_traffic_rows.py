@@ -62,8 +62,8 @@ def test_a_load_that_failed_is_judged_by_whether_it_is_called_too_much(
 ) -> None:
     path = tmp_path / "open.csv"
     rows = "".join(
-        f"vllm,,llama-2-7b,h100,1,{rate},1000,1400,600,{failed},50\n"
-        for rate, failed in ((8, 900), (0.2, 0))
+        f"vllm,,llama-2-7b,h100,1,{rate},1000,1400,150,{failed},50\n"
+        for rate, failed in ((8, 225), (0.2, 0))
     )
     path.write_text(
         "engine,engine_version,model,gpu,tp,rate_rps,prompt_len_mean,output_len,duration_s,requests_failed,tpot_mean_ms\n"
