@@ -85,7 +85,7 @@ DECLARED = frozenset({"cache", "frozen", "kw_only", "strict"})
 """Flags by name that declare something of code or data that is right either way: whether numba keeps it, whether
 nobody assigns to it, how it is called, that two lengths are equal."""
 LEAST_KILLED = 0.9
-MOST_JUDGED_S = 30.0
+MOST_JUDGED_S = 60.0
 """Time that the tests of one change take without it, where none fails."""
 MOST_TEST_S = 3.0
 """Of the processor's time. Slower tests judge nothing."""

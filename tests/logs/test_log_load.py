@@ -145,6 +145,16 @@ def test_a_load_is_that_of_its_requests_one_by_one(
     assert shapes == sorted(row[1:3] for row in expected)
 
 
+def test_a_request_without_a_prompt_or_an_output_is_no_load(tmp_path: Path) -> None:
+    """It is counted as read."""
+    result = {"input_lens": [0, 5, 7, 1], "output_lens": [3, 0, 2, 1]}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    load = read_load([tmp_path / "result.json"])
+    assert load.prompt_len.tolist() == [7, 1]
+    assert load.output_len.tolist() == [2, 1]
+    assert load.account.num_requests == 4
+
+
 def test_five_hundred_requests_stand_for_more_evenly() -> None:
     """The shortest and the longest among them."""
     count = 5 * 512 + 1
