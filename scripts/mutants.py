@@ -6,13 +6,13 @@
 
 cosmic-ray makes the changes: an operator, a comparison, a number, a condition or a loop; flags that only declare
 (`frozen`, `kw_only`, `strict`, numba's `cache`) are left out. Each is judged in a copy of the working tree by the
-folder's fast tests, until one fails: first those that run the changed line (of a constant, that name it or run a line
-that does), then those of the same files, then those that enter the module, of each the quickest that run the fewest
-lines, for as long as MOST_JUDGED_S. Which test runs which lines is found once, by coverage of the quickest tests of
-each file (WATCHED_S), and kept for the next call (`--keep`). Survivors are printed with their line. A test that fails
-must pass without the change, after the same tests: one that fails then too judges nothing any more. A judge that dies
-is asked a second time; a change whose second judge dies too is not judged, and no more noticed than one that survives.
-The exit code is 1 where a folder's tests notice fewer than nine in ten.
+folder's fast tests, until one fails: first those that run the changed line (of a constant or a compiled function, that
+name it or run a line that does), then those of the same files, then those that enter the module, of each the quickest
+that run the fewest lines, for as long as MOST_JUDGED_S. Which test runs which lines is found once, by coverage of the
+quickest tests of each file (WATCHED_S), and kept for the next call (`--keep`). Survivors are printed with their line.
+A test that fails must pass without the change, after the same tests: one that fails then too judges nothing any more. A
+judge that dies is asked a second time; a change whose second judge dies too is not judged, and no more noticed than one
+that survives. The exit code is 1 where a folder's tests notice fewer than nine in ten.
 """
 
 from __future__ import annotations
@@ -334,14 +334,25 @@ def watched(copy: Path, folder: str, keep: Path) -> dict[str, Watched]:
     return found
 
 
-def constants_at(copy: Path, change: Change) -> list[str]:
-    """The names that the changed line defines, where it is of a module or a class: it runs when they are imported, in
-    no test."""
+def imported_by(tree: ast.Module) -> set[str]:
+    return {name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names}  # fmt: skip
+
+
+def is_at(statement: ast.stmt, line: int) -> bool:
+    return statement.lineno <= line <= (statement.end_lineno or 0)
+
+
+def unseen_at(copy: Path, change: Change) -> list[str]:
+    """The names by which coverage's blind spots are known: what the changed line defines, where it is of a module or
+    a class and runs when they are imported; the compiled functions of a module, where it is of one of them."""
     tree = ast.parse((copy / change.module).read_text(encoding="utf-8"))
     bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]  # fmt: skip
+    is_compiling = "numba" in imported_by(tree)
+    compiled = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]  # fmt: skip
+    if is_compiling and any(is_at(node, change.line) for node in compiled):
+        return [node.name for node in compiled]
     for statement in chain.from_iterable(bodies):
-        is_there = statement.lineno <= change.line <= (statement.end_lineno or 0)
-        if is_there and isinstance(statement, ast.Assign | ast.AnnAssign):
+        if is_at(statement, change.line) and isinstance(statement, ast.Assign | ast.AnnAssign):  # fmt: skip
             targets = [statement.target] if isinstance(statement, ast.AnnAssign) else statement.targets  # fmt: skip
             names = [node for target in targets for node in ast.walk(target)]
             return [node.id for node in names if isinstance(node, ast.Name)]
@@ -362,7 +373,7 @@ def functions_of(tests: Path) -> dict[str, str]:
 def near_to(copy: Path, change: Change, tests: dict[str, Watched]) -> set[str]:
     """The tests that run the changed line; of a constant, those that name it, or run a line that does."""
     module = str(change.module)
-    if names := constants_at(copy, change):
+    if names := unseen_at(copy, change):
         named = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
         at: dict[str, set[int]] = {}
         for each in {each for seen in tests.values() for each in seen.lines}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,14 @@ def test_messages_among_token_ids_are_refused_wherever_they_stand(before: int) -
         rows_of({"prompt_token_ids": prompt, "output_token_ids": [1]}, {})
     with pytest.raises(UnreadableError):
         rows_of({"prompt_token_ids": [1], "output_token_ids": prompt}, {})
+
+
+@pytest.mark.parametrize("zone", ["", "Z", "+00:00", "+01:00", "-05:30"])
+def test_a_date_is_of_its_zone_and_else_of_utc(zone: str) -> None:
+    at = datetime.fromisoformat(f"2024-01-01T12:00:01{zone or 'Z'}").timestamp()
+    document = {"timestamp": f"2024-01-01T12:00:01{zone}", "messages": ASKED} | ANSWER
+    (row,) = rows_of(document, {})
+    assert row.arrival_s == at
 
 
 # Replays
