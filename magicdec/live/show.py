@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from magicdec.counts import CAUSES, Z_90, is_nothing, nothing_accepted
-from magicdec.errors import ServerError
+from magicdec.errors import ConfigError, ServerError
 from magicdec.live.advice import (
     Advice,
     DraftedLoad,
@@ -100,11 +100,14 @@ class View:
         return advise(situation)
 
     def _serving(self, observation: Observation) -> Serving:
+        """Raises ConfigError where neither the user nor the server names the model."""
         assert self.serving is not None
-        return dataclasses.replace(
-            self.serving,
-            model=self.serving.model or observation.target.model,
-        )
+        model = self.serving.model or observation.target.model
+        if not model:
+            raise ConfigError(
+                "the model is not named there: give it by --model, beside --hardware"
+            )
+        return dataclasses.replace(self.serving, model=model)
 
     def _load(self, observation: Observation) -> tuple[float | None, float | None]:
         """Sequences' length and the batch to predict at; of a file that does not tell, usual ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from magicdec.errors import ConfigError
+from magicdec.live.advice import Serving
 from magicdec.live.forms import FORMS, form_of, looks_like, read_files
 from magicdec.live.observation import parse_draft
 from magicdec.live.profile import rates
@@ -185,6 +187,16 @@ def test_counts_by_position_give_the_rates_of_the_steps(
 
 def headline(seen, **view) -> str:
     return View(**view).lines(seen)[0]
+
+
+def test_a_device_without_a_model_is_asked_for_the_model(tmp_path: Path) -> None:
+    """SGLang's log names none: "cannot read config.json" was said."""
+    seen = read(tmp_path, H7)
+    serving = Serving(model="", hardware="h100-sxm-80gb")
+    with pytest.raises(ConfigError, match="give it by --model"):
+        View(serving=serving).lines(seen)
+    named = dataclasses.replace(serving, model="qwen3-8b")
+    assert View(serving=named, draft=parse_draft("eagle3")).lines(seen)
 
 
 class Steps:
