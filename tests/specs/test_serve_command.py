@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,31 @@ def test_an_object_whose_quotes_a_shell_took_is_read() -> None:
     assert command.read["--speculative-config"].startswith('{"method": "eagle3"')
     with pytest.raises(ConfigError, match="magicdec check -"):
         read_serve_command("vllm serve Qwen/Qwen3-8B -sc method:eagle3")
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "draft", "said"),
+    [
+        ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "eagle3", []),
+        ("yuhuili/EAGLE-LLaMA3.1-Instruct-8B", "eagle", []),
+        ("deepseek-ai/dspark_qwen3_8b_block7", "dspark", []),
+        ("someone/qwen3-8b-EAGLE-3-v2", "eagle3", ["vLLM takes this one for eagle;"]),
+        ("someone/qwen3-8b-p-eagle", "p-eagle", ["no method is given; by its name"]),
+    ],
+)
+def test_vllm_finds_the_method_of_a_head_in_its_name(
+    checkpoint: str, draft: str, said: list[str]
+) -> None:
+    """By the first of "eagle-", "eagle3", "dflash", "dspark" (vllm/config/speculative.py of 0.32)."""
+    config = {"model": checkpoint, "num_speculative_tokens": 3}
+    command = read_serve_command(
+        f"vllm serve Qwen/Qwen3-8B --speculative-config '{json.dumps(config)}'"
+    )
+    assert command.speculation is not None
+    assert command.speculation.draft == draft
+    assert len(command.problems) == len(said)
+    for problem, text in zip(command.problems, said, strict=True):
+        assert text in problem
 
 
 def test_a_window_of_a_head_is_read() -> None:

@@ -799,7 +799,7 @@ def _of_config(
             "--speculative-config has no num_speculative_tokens; vLLM does not start"
         )
     ranks = _whole(config, "draft_tensor_parallel_size", least=1)
-    draft = _draft(method, checkpoint, problems)
+    draft = _draft(method, checkpoint, problems, is_told_by_name=True)
     if draft is not None and config.get("parallel_drafting") is True:
         draft = parallel_form(draft)
     return Speculation(
@@ -877,8 +877,25 @@ def _bands(table: Any) -> tuple[tuple[int, int, int], ...]:
         ) from None
 
 
-def _draft(method: str, checkpoint: Any, problems: list[str]) -> str:
-    """Our name of a draft."""
+TAKEN_FOR = (
+    ("eagle-", "eagle"),
+    ("eagle3", "eagle3"),
+    ("dflash", "dflash"),
+    ("dspark", "dspark"),
+)
+"""What vLLM takes a head without a method for, by the first of these that its model's name has
+(vllm/config/speculative.py of 0.32)."""
+
+
+def _draft(
+    method: str,
+    checkpoint: Any,
+    problems: list[str],
+    *,
+    is_told_by_name: bool = False,
+) -> str:
+    """Our name of a draft. `is_told_by_name`: whether the engine finds the method of a head in its
+    name, as vLLM does."""
     key = method.replace("-", "_")
     key = OF_A_HEAD.get(key, key)
     if key in DRAFT_NAMES:
@@ -897,8 +914,15 @@ def _draft(method: str, checkpoint: Any, problems: list[str]) -> str:
     if checkpoint in ("ngram", "[ngram]"):
         return "ngram"
     part = head_named_in(checkpoint)
-    if part is not None:
-        if not key:
-            problems.append(f"no method is given; by its name {checkpoint} is {part}")
-        return part
-    return checkpoint
+    if part is None:
+        return checkpoint
+    taken = ""
+    if is_told_by_name:
+        name = checkpoint.lower()
+        taken = next((kind for text, kind in TAKEN_FOR if text in name), "")
+    if not key and taken != part:
+        takes = f", and vLLM takes this one for {taken}" if taken else ""
+        problems.append(
+            f"no method is given{takes}; by its name {checkpoint} is {part}"
+        )
+    return part
