@@ -91,7 +91,7 @@ def load_tokenizer(checkpoint: Path, *, vocab_size: int) -> Tokenizer:
 
 
 @lru_cache(maxsize=4)
-def _tokenizer(file: Path, mtime_ns: int, size: int) -> Tokenizer:
+def _tokenizer(file: Path, _mtime_ns: int, _size: int) -> Tokenizer:
     """One object for a file that has not changed, so that what it made of the standard library is
     found again."""
     return Tokenizer.from_file(str(file))
