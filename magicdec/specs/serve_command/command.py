@@ -883,8 +883,8 @@ TAKEN_FOR = (
     ("dflash", "dflash"),
     ("dspark", "dspark"),
 )
-"""What vLLM takes a head without a method for, by the first of these that its model's name has
-(vllm/config/speculative.py of 0.32)."""
+"""The method by which vLLM takes a head that is given without one: that of the first of these texts
+in its model's name (vllm/config/speculative.py of 0.32)."""
 
 
 def _draft(
