@@ -232,11 +232,16 @@ def draft_name(draft: str, method: str, budget: int | None = None) -> str:
         name = f"draft model {draft}"
     else:
         name = f"{draft}, {method_name(method)}"
+    return name + _budget_of(method, budget)
+
+
+def _budget_of(method: str, budget: int | None) -> str:
+    """The end of a draft's name: a head's budget is the window of its attention."""
     if budget is None:
-        return name
+        return ""
     if method in METHODS and METHODS[method].is_head:
-        return f"{name}, window {budget}"
-    return f"{name} {budget}"
+        return f", window {budget}"
+    return f" {budget}"
 
 
 def draft_id(draft: str, method: str, budget: int | None = None) -> str:
@@ -288,9 +293,7 @@ def describe(configuration: Configuration, *, symbol: str = "gamma") -> str:
     weights = getattr(configuration, "draft_weight_dtype", None)
     is_adaptive = getattr(configuration, "adaptive", False)
     words = ("" if draft in ("self", method) else f"{draft} ") + method_name(method)
-    words += (
-        "" if configuration.draft_budget is None else f" {configuration.draft_budget}"
-    )
+    words += _budget_of(method, configuration.draft_budget)
     words += "" if weights is None else f", {weights} draft"
     up_to = "up to " if is_adaptive else ""
     return f"{words}, {symbol} {up_to}{configuration.gamma}"

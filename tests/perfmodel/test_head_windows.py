@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from magicdec import api
+from magicdec.naming import draft_name
 from magicdec.perfmodel.acceptance import default_profile
 from magicdec.perfmodel.setup import Points, Setup, budgets_of
 from magicdec.perfmodel.speedup import Prediction, predict
@@ -131,6 +132,8 @@ def test_a_head_trained_long_gains_what_it_does_not_read_alone() -> None:
     exported = export("sglang", long)
     assert "--speculative-draft-window-size 2044" in exported
     assert "Not supported" not in exported
+    named = draft_name(long.best.draft, long.best.draft_method, 2048)
+    assert f"{named}, gamma 3." in " ".join(exported.replace("\n#", "").split())
     assert "--speculative-draft-sink-size 4" in exported
 
 
