@@ -2,6 +2,7 @@
 # make test: set up, then the tests, two at a time.
 # make test-slow: those that take minutes; make test-exhaustive: these with every case that they sample, hours.
 # make mutants: how many of 40 small changes of each folder fail a test (traffic, logs, live, acceptance, plan).
+# make reach: lines of the package that the documents' commands enter, that FEATURES.md owns, and neither.
 # make fuzz: logs, commands and the page under damage: cases, tracebacks, hangs, memory, the slowest; its exit code counts faults.
 # make test-vllm: set up vLLM's CPU build in an environment of its own, then the tests of the draft in it.
 # TORCH_INDEX_URL: where to take PyTorch from (unset: pip's configured index).
@@ -14,7 +15,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 HAS_VLLM_CPU := $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m))
 
-.PHONY: setup demo test test-slow test-exhaustive mutants fuzz check docs atlas clean
+.PHONY: setup demo test test-slow test-exhaustive mutants reach fuzz check docs atlas clean
 
 setup: $(INSTALLED)
 
@@ -40,6 +41,9 @@ test-exhaustive: $(INSTALLED)
 mutants: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[mutants]'
 	$(BIN)/python scripts/mutants.py
+
+reach: $(INSTALLED)
+	$(BIN)/python scripts/reach.py
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from magicdec.door import door
 
-__version__ = "0.2.0"
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from magicdec.api import (
