@@ -14,7 +14,7 @@ import pytest
 
 import magicdec
 from magicdec.naming import device_name
-from magicdec.reports.story import CLAIMS, story_of
+from magicdec.reports.story import KINDS, story_of
 from magicdec.schema.plan import Plan
 from tests.claims import claimed, idle, moved_by, unclaimed, unfounded
 
@@ -45,7 +45,195 @@ QUESTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+CLAIMS = {
+    "answer": (
+        "choice.faults",
+        "choice.outcome",
+        "choice.row.batch_size",
+        "choice.row.hardware",
+        "choice.row.layout",
+        "choice.row.drafting.draft",
+        "choice.row.drafting.method",
+        "choice.row.drafting.budget",
+        "choice.row.drafting.gamma",
+        "choice.row.decoding.gain",
+        "choice.row.requests.gain",
+        "choice.outlook.tasks.*.task",
+        "choice.outlook.tasks.*.weight",
+        "choice.outlook.tasks.*.own",
+        "choice.left_out",
+        "choice.to_train.drafting.method",
+    ),
+    "causes": ("choice.faults",),
+    "limit": (
+        "request.tpot_limit_s",
+        "best_by_batch",
+        "choice.row.batch_size",
+        "choice.row.layout",
+        "choice.row.drafting",
+        "choice.row.decoding.tokens_per_s_per_gpu",
+        "choice.row.requests.output_tokens_per_s_per_gpu",
+        "choice.row.speedup_vs_best_autoregressive",
+        "choice.best_without_draft.batch_size",
+        "choice.best_without_draft.layout",
+        "choice.best_without_draft.decoding.tokens_per_s_per_gpu",
+        "choice.best_without_draft.requests.output_tokens_per_s_per_gpu",
+    ),
+    "waiting": (
+        "request.batch_sizes",
+        "best_by_batch",
+        "choice.row.batch_size",
+        "memory.largest_autoregressive_batch",
+    ),
+    "assumed": ("assumed",),
+    "to train": ("choice.to_train",),
+    "acceptance": (
+        "choice.row.drafting.gamma",
+        "choice.row.drafting.acceptance_source",
+        "choice.row.drafting.acceptance_text",
+        "choice.left_out.drafting.acceptance_source",
+        "choice.left_out.drafting.acceptance_text",
+    ),
+    "evidence": ("choice.evidence",),
+    "tie": (
+        "choice.tied.drafting",
+        "choice.tied.decoding.gain",
+        "choice.tied.requests.gain",
+        "choice.row.decoding.gain.speedup",
+        "choice.row.requests.gain.speedup",
+        "choice.outlook.tasks.*.task",
+        "choice.outlook.tasks.*.weight",
+    ),
+    "missed limit": ("choice.limits",),
+    "prefill": (
+        "choice.row.batch_size",
+        "choice.row.layout.num_replicas",
+        "choice.without_draft.requests.prefill_share",
+    ),
+    "where it fits": (
+        "choice.outcome",
+        "choice.left_out.drafting",
+        "choice.left_out_fits",
+    ),
+    "better gamma": (
+        "choice.better_gamma.drafting.gamma",
+        "choice.better_gamma.decoding.gain",
+        "choice.better_gamma.requests.gain",
+    ),
+    "gamma by batch": ("choice.one_gamma", "choice.row.drafting.gamma"),
+    "worth profiling": (
+        "needs_acceptance.*.draft_method",
+        "needs_acceptance.*.break_even_acceptance_rate",
+        "candidates.*.drafting.method",
+        "choice.row.decoding.gain.pays",
+        "choice.row.requests.gain.pays",
+    ),
+    "verification": (
+        "choice.row.drafting.gamma",
+        "choice.row.step",
+        "choice.left_out.drafting.gamma",
+        "choice.left_out.step",
+        "breakdown.*.*.op",
+        "breakdown.*.*.time_s",
+    ),
+    "plugin": (
+        "choice.with_plugin.batch_size",
+        "choice.with_plugin.layout.num_replicas",
+        "choice.with_plugin.drafting",
+        "choice.with_plugin.decoding.gain",
+        "choice.with_plugin.requests.gain",
+    ),
+    "setting": (
+        "model",
+        "engine",
+        "precision.weight_dtype",
+        "context_len",
+        "context_is_default",
+        "best_by_batch",
+        "request.gen_len",
+        "request.rate",
+        "request.task",
+        "request.workload",
+        "choice.row.batch_size",
+        "choice.row.layout",
+        "choice.row.requests",
+        "choice.row.drafting.budget",
+        "choice.row.drafting.budget_share",
+    ),
+    "decoding": (
+        "choice.row.step.bound_by",
+        "choice.row.decoding.tokens_per_s_per_gpu",
+        "choice.row.decoding.tpot_s",
+        "choice.row.decoding.ttft_s",
+        "choice.row.requests.output_tokens_per_s_per_gpu",
+        "choice.row.requests.tpot_s",
+        "choice.row.requests.ttft_s",
+        "choice.row.drafting.gamma",
+        "choice.row.layout",
+        "choice.without_draft.batch_size",
+        "choice.without_draft.layout.tp_size",
+        "choice.best_without_draft",
+        "request.tpot_limit_s",
+        "request.ttft_limit_s",
+    ),
+    "plain": (
+        "choice.row.drafting.gamma",
+        "choice.row.layout",
+        "choice.without_draft",
+        "choice.best_without_draft",
+        "request.tpot_limit_s",
+        "request.ttft_limit_s",
+    ),
+    "cost": ("choice.row.requests", "choice.row.cost.per_million_tokens_usd"),
+    "requests": (
+        "choice.row.requests.prefill_share",
+        "choice.row.drafting.gamma",
+        "choice.row.drafting.break_even_gen_len",
+        "choice.row.decoding.gain.speedup",
+        "choice.row.decoding.speedup_static_batch",
+        "choice.row.cost.gpu_hours_per_million_requests",
+        "choice.without_draft.requests.prefill_share",
+    ),
+    "spread": (
+        "choice.row.by_acceptance",
+        "choice.row.drafting",
+        "choice.left_out.by_acceptance",
+        "choice.left_out.drafting",
+    ),
+    "task": ("choice.outlook.tasks",),
+    "measure": ("choice.outlook.measurements",),
+    "reach": ("reach", "choice.row.drafting", "choice.left_out.drafting"),
+    "latency": (
+        "best_by_batch",
+        "choice.row.batch_size",
+        "pareto.*.batch_size",
+        "pareto.*.drafting",
+        "pareto.*.decoding.tpot_s",
+        "pareto.*.requests.tpot_s",
+    ),
+    "throughput": (
+        "choice.row.drafting.gamma",
+        "choice.row.decoding.tokens_per_s_per_gpu",
+        "choice.row.requests.output_tokens_per_s_per_gpu",
+        "choice.best_without_draft",
+    ),
+    "not ranked": ("model", "needs_acceptance"),
+    "note": ("notes", "key_notes"),
+    "next": (
+        "engine",
+        "other_cases",
+        "candidates",
+        "choice.row.drafting.gamma",
+    ),
+}
+"""The fields of a plan's document that each kind of statement claims, with what lies below them; `*` is any entry of a
+list. A statement says nothing that another field changes, and no number that is not of these."""
+
 QUICK = ("decoding alone", "whole requests at a price", "no room for the draft")
+
+
+def test_each_kind_of_statement_has_its_claims() -> None:
+    assert list(CLAIMS) == list(KINDS)
 
 
 @cache
