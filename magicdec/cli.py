@@ -83,7 +83,6 @@ COMMANDS = {
     "plot": ("report", "plot_command", "PLOT_EPILOG"),
     "export": ("report", "export_command", "EXPORT_EPILOG"),
     "observe": ("server", "observe_command", "OBSERVE_EPILOG"),
-    "tune": ("server", "tune_command", "TUNE_EPILOG"),
     "explore": ("plan", "explore_command", "EXPLORE_EPILOG"),
     "atlas": ("atlas", "atlas_command", "EPILOG"),
     "sensitivity": ("plan", "sensitivity_command", "SENSITIVITY_EPILOG"),
@@ -98,7 +97,7 @@ shows.
 COMMAND_GROUPS = ("validate", "records")
 """Modules in commands/ of commands that have commands of their own."""
 TAKE_DEFAULTS = ("plan", "sensitivity", "explore")
-RUN_MODELS = ("run", "calibrate", "profile-acceptance", "tune", "demo", *COMMAND_GROUPS)
+RUN_MODELS = ("run", "calibrate", "profile-acceptance", "demo", *COMMAND_GROUPS)
 """Commands that compute, or start what computes: these keep the threads that were set up for it."""
 DEFAULT_OPTIONS = ("model", "hardware", "engine")
 """Options of these commands that a file of the user's may set."""

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 COMMANDS = (
-    "plan", "run", "calibrate", "profile-acceptance", "report", "plot", "export", "observe", "tune", "explore",
+    "plan", "run", "calibrate", "profile-acceptance", "report", "plot", "export", "observe", "explore",
     "sensitivity", "models", "hardware", "engines", "demo", "validate", "records",
 )  # fmt: skip
 PLAN = (

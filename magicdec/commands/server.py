@@ -1,26 +1,22 @@
-"""`magicdec observe` and `magicdec tune`: a running server's acceptance and load, and the gamma
-that suits it.
-"""
+"""`magicdec observe`: a running server's acceptance and load, and the gamma that suits it."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from magicdec.commands import options
 from magicdec.commands.options import OutputFormat, console, option, print_as, require
-from magicdec.errors import ConfigError, MagicdecError, ServerError
+from magicdec.errors import ConfigError, ServerError
 from magicdec.progress import shown_progress
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
-    from magicdec.live import Address, GammaTrial, Observation, ServedDraft, View
+    from magicdec.live import Address, Observation, ServedDraft, View
 
 OBSERVE_EPILOG = options.examples(
     "observe http://localhost:8000 --draft ngram -o acceptance.json",
@@ -28,9 +24,6 @@ OBSERVE_EPILOG = options.examples(
     "observe before.txt after.txt --draft ngram --model llama-3.1-8b -o acceptance.json",
     "observe trace.jsonl --draft ngram --context 4096 -o acceptance.json",
     "plan --draft ngram --acceptance acceptance.json",
-)
-TUNE_EPILOG = options.examples(
-    'tune http://localhost:8000 --model llama-3.1-8b --hardware h100 --restart "./serve.sh {gamma}"'
 )
 USUAL_INTERVAL_S = 5.0
 
@@ -292,149 +285,3 @@ def _watch(where: Address, view: View, asked: ObserveOptions) -> None:
                     show([str(error)])  # no load yet, no draft yet, or no model yet
         except KeyboardInterrupt:
             return
-
-
-def tune_command(
-    server: Annotated[str, typer.Argument(help="The server's address.")],
-    restart: Annotated[
-        str, option("Command that restarts it, with {gamma} in it; 0 is no draft.")
-    ],
-    model: options.ServedModel,
-    hardware: Annotated[str, option("The server's device.")],
-    draft: Annotated[
-        str | None,
-        option(
-            "The server's draft: ngram, eagle, or a model; default: as announced, or ngram."
-        ),
-    ] = None,
-    engine: Annotated[str | None, option("Engine profile.")] = None,
-    tp: options.ServerTp = None,
-    temperature: options.ServerTemperature = 1.0,
-    target: options.Target = None,
-    seconds: Annotated[float, option("How long to look at each gamma.")] = 60.0,
-    interval: Annotated[float, option("Seconds between scrapes.")] = 5.0,
-    repeats: Annotated[
-        int, option("Times that each gamma is tried, in turns.", min=1, max=20)
-    ] = 2,
-    limit: Annotated[
-        float, option("Seconds after which no more is tried.", min=1.0)
-    ] = 1800.0,
-    yes: Annotated[bool, option("Restart without asking.", "--yes")] = False,
-    output_format: options.Format = OutputFormat.TABLE,
-    quiet: options.Quiet = False,
-) -> None:
-    """Try the gammas that matter on a server, and compare.
-
-    Observes it, predicts, restarts it with two or three gammas, and prints what each took.
-    """
-    from magicdec.live import (
-        Serving,
-        advice_lines,
-        advise,
-        agreed,
-        candidates,
-        check_restart,
-        choose_target,
-        in_turns,
-        observe,
-        outcome_lines,
-        parse_address,
-        parse_draft,
-        scrapes,
-        situation_of,
-        try_gamma,
-        try_in_turns,
-    )
-
-    check_restart(restart)
-    address = parse_address(server)
-    requested = None
-    if draft is not None:
-        requested = parse_draft(draft)
-    taken = list(scrapes(address, seconds=seconds, interval_s=interval))
-    observation = observe(taken, choose_target(taken[-1], target))
-    serving = Serving(
-        model=model,
-        hardware=hardware,
-        engine=engine,
-        tp_size=options.server_tp(tp, hardware),
-        temperature=temperature,
-    )
-    announced = agreed(requested, observation.announced)
-    advice = advise(situation_of(observation, announced, serving))
-    is_table = output_format is OutputFormat.TABLE
-    file = sys.stderr
-    if is_table:
-        file = sys.stdout
-    say = partial(print, file=file, flush=True)
-    say("\n".join(advice_lines(advice, observation.counts.tpot_s)))
-    gammas = candidates(advice)
-    predicted = [choice.tpot_s for choice in advice.choices]
-    order = in_turns(gammas, repeats)
-    listed = ", ".join(map(str, order))
-    say(
-        f"to try, each with a restart and {format_seconds(seconds)}: gamma {listed}; it ends "
-        f"within {format_seconds(limit)}"
-    )
-    if not yes:
-        typer.confirm("restart the server?", abort=True, err=not is_table)
-
-    def try_one(gamma: int, left_s: float) -> GammaTrial:
-        with shown_progress(quiet) as show:
-            show(f"gamma {gamma}: restarting and looking")
-            return try_gamma(
-                address,
-                restart,
-                gamma,
-                seconds=seconds,
-                interval_s=interval,
-                target=target,
-                limit_s=left_s,
-            )
-
-    trials: list[GammaTrial] = []
-    ended: BaseException | None = None
-    try:
-        for trial in try_in_turns(order, try_one, limit_s=limit):
-            trials.append(trial)
-            say(
-                f"gamma {trial.gamma}: {format_seconds(trial.tpot_s)} per token measured, "
-                f"{format_seconds(predicted[trial.gamma])} predicted; {trial.tokens_per_step:.2f} "
-                f"tokens per step, batch {trial.batch_size:.1f}"
-            )
-    except (MagicdecError, KeyboardInterrupt) as error:
-        if not trials:
-            raise
-        ended = error  # raised once the trials before it are shown
-    document = _trials_document(trials, predicted, order, advised=gammas[0])
-    lines = outcome_lines(trials, order)
-    print_as(
-        output_format, document, document["trials"], lambda: print("\n".join(lines))
-    )
-    if ended is not None:
-        raise ended
-
-
-def _trials_document(
-    trials: Sequence[GammaTrial],
-    predicted: Sequence[float],
-    order: Sequence[int],
-    *,
-    advised: int,
-) -> dict[str, Any]:
-    """The trials with their predictions, and the outcome of each gamma."""
-    from magicdec.live import outcomes, regret
-
-    rows = []
-    for trial in trials:
-        rows.append(
-            dataclasses.asdict(trial) | {"predicted_tpot_s": predicted[trial.gamma]}
-        )
-    by_gamma = outcomes(trials)
-    return {
-        "planned": order,
-        "advised": advised,
-        "trials": rows,
-        "outcomes": [dataclasses.asdict(outcome) for outcome in by_gamma],
-        "regret": regret(by_gamma),
-    }

@@ -36,16 +36,5 @@ if TYPE_CHECKING:
     )
     from magicdec.live.profile import acceptance_profile, record
     from magicdec.live.show import View, advice_lines, rates_text, trend_lines, windows
-    from magicdec.live.tune import (
-        GammaTrial,
-        candidates,
-        check_restart,
-        in_turns,
-        outcome_lines,
-        outcomes,
-        regret,
-        try_gamma,
-        try_in_turns,
-    )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

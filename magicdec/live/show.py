@@ -418,7 +418,7 @@ def _advice_line(advice: Advice) -> str:
         return f"advice: gamma {best.gamma} instead of {now} ({gain})"
     return (
         f"advice: unclear; gamma {shown.gamma} against {now} ({gain}); gamma {rival.gamma} may "
-        f"reach {rival.gain_high - 1.0:+.0%}: `magicdec tune` tries"
+        f"reach {rival.gain_high - 1.0:+.0%}"
     )
 
 

@@ -289,9 +289,8 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 class MeasurementGain(msgspec.Struct, frozen=True, kw_only=True):
     """A measurement that tells more about acceptance or costs, and what the choice gains by it."""
 
-    kind: Literal["replay", "observe", "tune", "calibrate"]
-    """Logged requests replayed; a running server's counters; a server's throughput at several
-    gammas; its costs, fitted from outside."""
+    kind: Literal["replay", "observe", "calibrate"]
+    """Logged requests replayed; a running server's counters; its costs, fitted from outside."""
     drafts: list[str]
     """The drafts whose acceptance it tells."""
     command: str

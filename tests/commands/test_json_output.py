@@ -39,7 +39,6 @@ ELSEWHERE = {
     "run": "decodes, with torch (tests/commands/test_run_command.py)",
     "plot": "figures; its formats are others",
     "observe": "a server (tests/live/test_observation.py)",
-    "tune": "a server (tests/live/test_tune.py)",
     "validate grid": "runs this machine's grid",
     "validate serving": "minutes over its shipped tables (tests/validate/test_serving.py)",
     "validate lanes": "writes a table of all shipped rows",

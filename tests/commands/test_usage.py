@@ -96,10 +96,6 @@ REFUSALS = [
         ("validate", "grid", "--quick", "--clock", "cpu"),
         "--clock cpu goes with --engine vllm",
     ),
-    (
-        ("tune", "http://localhost"),
-        "magicdec tune needs --restart: Command that restarts it",
-    ),
     (("export",), "magicdec export needs 'engine': vllm, sglang or trtllm"),
     (
         ("export", "vllm"),

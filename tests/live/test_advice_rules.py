@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from magicdec.counts import Z_90
 from magicdec.errors import ConfigError
-from magicdec.live import advice, faults, show, tune
+from magicdec.live import advice, faults, show
 from magicdec.live.advice import DraftedLoad, GammaChoice, Serving, choices_at
 from magicdec.live.metrics import LLAMA_CPP, NOT_TOLD, SGLANG, TRTLLM, VLLM, Target
 from magicdec.live.observation import (
@@ -112,26 +112,6 @@ def test_at_the_bounds_of_an_answer() -> None:
         (0.9, 0.8, 1.0999, "keep"), (0.9, 0.8, 1.1, "unclear"), (1.2, 1.0001, 1.4, "change"),
     ):  # fmt: skip
         assert advice.answer_of((now, choice(1, gain, low, high)), 0) == answer
-
-
-@settings(max_examples=60)
-@given(choices=some_choices(), data=st.data())
-def test_the_gammas_to_try_are_the_best_the_one_in_use_and_no_neighbours(
-    choices: tuple[GammaChoice, ...], data: st.DataObject
-) -> None:
-    in_use = data.draw(st.integers(0, len(choices) - 1))
-    told = advice_of(choices, in_use)
-    found = tune.candidates(told)
-    assert len(set(found)) == len(found) <= 3
-    wanted = list(dict.fromkeys([told.best.gamma, in_use]))
-    assert list(found[: len(wanted)]) == wanted
-    ranked = sorted(choices, key=lambda choice: -choice.gain)
-    close = [choice for choice in ranked if choice.gain_high >= told.best.gain_low]
-    far = [choice for choice in ranked if choice not in close]
-    for choice in [*close, *far]:
-        if all(abs(choice.gamma - other) > 1 for other in wanted):
-            wanted.append(choice.gamma)
-    assert list(found) == wanted[:3]
 
 
 @given(value=st.floats(0.3, 5000.0))

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError, ServerError
-from magicdec.live import check, forms, metrics, observation, profile, tune
+from magicdec.live import check, forms, metrics, observation, profile
 from magicdec.live.advice import Serving
 from magicdec.live.metrics import NOT_TOLD, SGLANG, TRTLLM, VLLM, Scrape, Target
 from magicdec.live.observation import (
@@ -163,20 +163,6 @@ def test_a_record_has_whole_sequences_and_tokens() -> None:
     assert (plain.draft, plain.gamma) == ("none", 0)
     with pytest.raises(ConfigError, match="running batch"):
         profile.record(seen(counts), parse_draft("eagle3"), **ask)
-
-
-def test_a_trial_of_a_server_that_counts_no_positions_is_taken() -> None:
-    counts = CounterIncreases(
-        drafts=10.0, accepted=20.0, output_tokens=30.0, requests=0.0, counted_steps=10.0, step_seconds=0.6,
-    )  # fmt: skip
-    load = MeanGauges(running=4.0, gamma=3)
-    trial = tune.trial_of(seen(counts, load=load), 3)
-    assert (trial.gamma, trial.batch_size) == (3, 4.0)
-    assert trial.tokens_per_step == pytest.approx(3.0)
-    assert trial.tpot_s == pytest.approx(0.02)
-    assert tune.trial_of(seen(counts, load=load), 5).gamma == 5
-    with pytest.raises(ConfigError, match="restarted with gamma 0"):
-        tune.trial_of(seen(counts, load=load), 0)
 
 
 # Scrapes

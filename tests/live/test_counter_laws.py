@@ -1,20 +1,18 @@
-"""Counters between scrapes against the steps and requests behind them; which engines are there; what a tuning says."""
+"""Counters between scrapes against the steps and requests behind them; which engines are there."""
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live import metrics
 from magicdec.live.metrics import Scrape, Target, choose_target, targets
 from magicdec.live.observation import CounterIncreases, observe, parse_draft
-from magicdec.live.tune import GammaTrial, outcome_lines, trial_of
 
 TARGET = Target(series=metrics.VLLM, model="m")
 
@@ -239,65 +237,3 @@ def test_the_bounds_of_a_budget(budget: int, is_taken: bool) -> None:
         return
     with pytest.raises(ConfigError, match="between 1 and"):
         parse_draft("self", method="snapkv", budget=budget)
-
-
-# Tuning
-
-
-@given(
-    times=st.dictionaries(
-        st.integers(0, 6),
-        st.lists(st.integers(5, 12), min_size=1, max_size=3),
-        min_size=2,
-        max_size=3,
-    ),
-    missing=st.integers(0, 2),
-)
-def test_a_tuning_says_the_best_what_is_lost_and_what_to_restart(
-    times: dict[int, list[int]], missing: int
-) -> None:
-    trials = [
-        GammaTrial(
-            gamma=gamma, tpot_s=0.001 * time, tokens_per_step=2.0, batch_size=8.0
-        )
-        for gamma, each in times.items()
-        for time in each
-    ]
-    lines = outcome_lines(trials, [1] * (len(trials) + missing))
-    assert ("it ended after" in lines[0]) == bool(missing)
-    middles = {
-        gamma: (sorted(each)[(len(each) - 1) // 2] + sorted(each)[len(each) // 2]) / 2
-        for gamma, each in times.items()
-    }
-    advised, *_ = times
-    least, second, *_ = sorted(middles.values())
-    # a tie falls to either, by the last bit of a median
-    assume(least < second)
-    best = next(gamma for gamma, middle in middles.items() if middle == least)
-    lost = middles[advised] / least - 1.0
-    spread = max(
-        (max(each) - min(each)) / 2.0 / middles[gamma] for gamma, each in times.items()
-    )
-    said = lines[-2]
-    assert said.startswith(f"best of these: gamma {best}; the advised gamma {advised} ")
-    if not math.isclose(lost, spread):
-        assert ("decides nothing" in said) == (0 < lost < spread)
-    last = list(times)[-1]
-    assert lines[-1].startswith(f"the server runs with gamma {last} now")
-    assert (f"restart it with {best}" in lines[-1]) == (best != last)
-
-
-def test_a_trial_is_of_the_gamma_that_was_asked_for() -> None:
-    """Two drafted positions: asked for no more, it is taken; asked for three, the server ignores it."""
-    server = Server(gamma=2)
-    before = server.scrape(0.0)
-    server.step([2, 1], 0.01)
-    found = observe([before, server.scrape(1.0)], TARGET)
-    assert trial_of(found, 2).tokens_per_step == pytest.approx(2.5)
-    assert trial_of(found, 1).gamma == 1
-    with pytest.raises(ConfigError, match="drafts 2 tokens"):
-        trial_of(found, 3)
-    with pytest.raises(ConfigError, match="restarted with gamma 0"):
-        trial_of(found, 0)
-    with pytest.raises(ServerError, match="no load"):
-        trial_of(observe([before, before], TARGET), 2)

@@ -8,7 +8,6 @@ import json
 import math
 import statistics
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from magicdec.live import (
     cost_check,
     drive,
     metrics,
-    tune,
 )
 from magicdec.live.benchmark_results import TimedRequest
 from magicdec.live.drive import (
@@ -35,7 +33,6 @@ from magicdec.live.drive import (
 )
 from magicdec.live.http import parse_address
 from magicdec.live.metrics import Scrape
-from magicdec.live.tune import GammaTrial
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.specs import load_model_spec
@@ -540,82 +537,3 @@ def test_the_result_of_a_run_is_read_from_its_last_line(tmp_path: Path) -> None:
         plain.write_text(json.dumps(result | {field: 0}))
         with pytest.raises(ConfigError):
             cost_check.read_cost_run(plain)
-
-
-# Tuning
-
-
-@given(
-    gammas=st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True),
-    repeats=st.integers(1, 4),
-)
-def test_turns_go_there_and_back(gammas: list[int], repeats: int) -> None:
-    order = tune.in_turns(gammas, repeats)
-    size = len(gammas)
-    for number in range(repeats):
-        turn = order[number * size :][:size]
-        assert turn == (gammas if number % 2 == 0 else gammas[::-1])
-    assert len(order) == size * repeats
-
-
-@given(
-    times=st.lists(st.integers(1, 9), min_size=1, max_size=6), limit=st.integers(1, 30)
-)
-def test_a_trial_begins_only_where_the_longest_would_end_in_time(
-    times: list[int], limit: int
-) -> None:
-    now = [100.0]
-    left_at: list[float] = []
-
-    def try_one(gamma: int, left: float) -> GammaTrial:
-        left_at.append(left)
-        now[0] += times[gamma]
-        return GammaTrial(gamma=gamma, tpot_s=1.0, tokens_per_step=1.0, batch_size=1.0)
-
-    order = range(len(times))
-    done = list(tune.try_in_turns(order, try_one, limit_s=float(limit), clock=lambda: now[0]))  # fmt: skip
-    spent, longest, expected = 0, 0, 0
-    for time in times:
-        if limit - spent <= longest:
-            break
-        assert left_at[expected] == limit - spent
-        spent, longest, expected = spent + time, max(longest, time), expected + 1
-    assert len(done) == expected
-
-
-@given(
-    trials=st.lists(
-        st.tuples(st.integers(0, 3), st.integers(1, 20)), min_size=1, max_size=9
-    )
-)
-def test_a_gammas_trials_are_taken_together(trials: list[tuple[int, int]]) -> None:
-    made = [GammaTrial(gamma=g, tpot_s=float(t), tokens_per_step=1.0, batch_size=1.0) for g, t in trials]  # fmt: skip
-    results = tune.outcomes(made)
-    by_gamma: dict[int, list[int]] = {}
-    for gamma, time in trials:
-        by_gamma.setdefault(gamma, []).append(time)
-    assert [result.gamma for result in results] == list(by_gamma)
-    for result, times in zip(results, by_gamma.values(), strict=True):
-        middle = statistics.median(times)
-        assert (result.tpot_s, result.low_s, result.high_s) == (middle, min(times), max(times))  # fmt: skip
-        assert result.spread == pytest.approx((max(times) - min(times)) / 2 / middle)
-    best = min(map(statistics.median, by_gamma.values()))
-    assert tune.regret(results) == pytest.approx(results[0].tpot_s / best - 1.0)
-
-
-@pytest.mark.parametrize(("polls", "limit", "is_loaded"), [
-    (0, 5.0, True), (2, 5.0, True), (9, 5.0, False),
-])  # fmt: skip
-def test_load_is_waited_for_as_long_as_a_look_takes(
-    monkeypatch: pytest.MonkeyPatch, polls: int, limit: float, is_loaded: bool
-) -> None:
-    slept: list[float] = []
-    idle = SimpleNamespace(total=lambda *_: 0.0)
-    busy = SimpleNamespace(total=lambda *_: 3.0)
-    monkeypatch.setattr(tune, "read_address", lambda _: busy if len(slept) >= polls else idle)  # fmt: skip
-    target = SimpleNamespace(series=SimpleNamespace(gauges={"running": "r"}), labels={})
-    monkeypatch.setattr(tune, "choose_target", lambda *_: target)
-    address: Any = object()
-    tune._await_load(address, None, at_most=limit, sleep=slept.append)
-    assert len(slept) == (polls if is_loaded else math.ceil(limit / 2.0))
-    assert all(time == 2.0 for time in slept)

@@ -422,14 +422,6 @@ def _possible(
         asked.append(_observe(case, option, tells))
     served = f"{SERVER} --model {case.model.name} --hardware {case.hardware.name}"
     error = TUNED_ERROR * drawn.noise
-    draft = _owner(compared, place).draft
-    tuned = PossibleMeasurement(
-        kind="tune",
-        drafts=[draft],
-        command=f"magicdec tune {served} --draft {draft} --restart './serve {{gamma}}'",
-        effort="a quarter of an hour of a server that is restarted with 2 or 3 gammas",
-        tells=(drawn.gain(place) + error)[:, None],
-    )
     # a server without a draft tells the step's cost, and nothing of acceptance
     step = drawn.time[:, place] - drawn.time[:, 0]
     calibrated = PossibleMeasurement(
@@ -439,7 +431,7 @@ def _possible(
         effort="some minutes of an idle server without a draft",
         tells=(step + error)[:, None],
     )
-    return [*asked, tuned, calibrated]
+    return [*asked, calibrated]
 
 
 def _counted(of_draft: Compared, sigmas: Array, noise: Array) -> Array:
@@ -492,15 +484,6 @@ def _observe(case: Case, option: DraftOption, tells: Array) -> PossibleMeasureme
 def _option(of: Compared) -> DraftOption:
     assert of.option is not None  # only drafts are measured
     return of.option
-
-
-def _owner(compared: Sequence[Compared], place: int) -> DraftOption:
-    """The draft of a configuration by its number."""
-    for each in compared:
-        if place < len(each.rows):
-            return _option(each)
-        place -= len(each.rows)
-    raise IndexError(place)
 
 
 def _regressed(values: Array, tells: Array) -> Array:
