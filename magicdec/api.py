@@ -93,7 +93,6 @@ class PlanKeywords(TypedDict, total=False):
     draft_budget: Count | Sequence[Count] | None
     draft_tp: Count | None
     task: str | None
-    draft_name: str | None
     temperature: float | None
     top_p: float | None
     top_k: Count | None

@@ -201,7 +201,6 @@ def plan_options() -> str:
     rows = [
         f"| `{name}` | {asked.help} | {asked.default!r} |"
         for name, asked in request_options().items()
-        if not asked.is_hidden
     ]
     return "\n".join(["| option | what it is | default |", "|---|---|---|", *rows, ""])
 

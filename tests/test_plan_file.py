@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -75,13 +74,6 @@ def test_a_document_of_many_cases_is_small() -> None:
     document = plan.to_json()
     assert len(document) < 1_000_000
     assert plan_of(json.loads(document)).to_json() == document
-
-
-def test_a_document_of_schema_4_is_read() -> None:
-    """Its rows were in full."""
-    plan = magicdec.plan(hardware="h100", batch=[1, 16], gen_len=100)
-    document = json.loads(msgspec.json.encode(plan)) | {"schema_version": 4}
-    assert plan_of(document) == plan
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def _drafting(text: str) -> list[str]:
     if asked.gamma is not None:
         read += ["--gamma", str(asked.gamma)]
     if asked.checkpoint and asked.checkpoint != asked.draft:
-        read += ["--draft-name", asked.checkpoint]
+        read += ["--draft-model", asked.checkpoint]
     return read
 
 

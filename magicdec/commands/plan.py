@@ -104,7 +104,7 @@ def request_form(*names: str) -> Any:
         if kind is bool:
             flags.append(f"--{name.replace('_', '-')}")  # else typer adds --no-...
         reads = as_formats if name.endswith("dtype") else None
-        shown = option(asked.help, *flags, callback=reads, hidden=asked.is_hidden)
+        shown = option(asked.help, *flags, callback=reads)
         fields.append((name, Annotated[kind, shown], field(default=default)))
     return make_dataclass("RequestForm", fields, frozen=True, kw_only=True)
 

@@ -19,7 +19,6 @@ from magicdec.files import converted, read_json, rows_to_csv
 from magicdec.naming import draft_name
 from magicdec.schema.evidence import LaneEvidence
 from magicdec.schema.gamma_table import BatchBand, TableGamma
-from magicdec.schema.plan_earlier import from_earlier
 from magicdec.schema.plan_rows import packed, unpacked, written
 from magicdec.schema.request import Request
 from magicdec.schema.row import (
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PLAN_SCHEMA_VERSION = 5
-VERSIONS = (3, 4, PLAN_SCHEMA_VERSION)
 """Versions that are read: 4 held every row in full, candidates of 3 were flat."""
 ADVICE = "write one with `magicdec plan --format json`"
 
@@ -782,14 +780,10 @@ def plan_of(document: Any, *, where: str = "the plan") -> Plan:
     if not isinstance(document, dict) or document.get("kind") != "plan":
         raise ConfigError(f"{where} is no plan; {ADVICE}")
     version = document.get("schema_version")
-    if version not in VERSIONS:
+    if version != PLAN_SCHEMA_VERSION:
         raise ConfigError(
             f"{where} is a plan of schema version {version}, this program reads "
-            f"{', '.join(map(str, VERSIONS))}; {ADVICE}"
+            f"{PLAN_SCHEMA_VERSION}; {ADVICE}"
         )
-    if version == 3:
-        document = from_earlier(document)
-    if version == PLAN_SCHEMA_VERSION:
-        document = unpacked(document, where=where)
-    document = document | {"schema_version": PLAN_SCHEMA_VERSION}
-    return converted(document, Plan, where=f"{where} is not a whole plan")
+    rows = unpacked(document, where=where)
+    return converted(rows, Plan, where=f"{where} is not a whole plan")

@@ -58,8 +58,6 @@ class Option:
     most: float = math.inf
     is_open: bool = False
     """Whether a value must be above `least`."""
-    is_hidden: bool = False
-    """Whether it is an earlier spelling, which is understood and not shown."""
     field: str = ""
     kind: Any = None
     """The field's type."""
@@ -256,9 +254,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             "long-document; a mixture by tokens: chat=70,code=30."
         ),
     ] = None
-    draft_name: Annotated[
-        str | None, Option(help="Published checkpoint of the draft.", is_hidden=True)
-    ] = None
+    draft_name: str | None = None
+    """Published checkpoint of the draft: the option `draft_model` where that is a name, no path."""
     temperature: Annotated[float, Option(help="0 is greedy.", least=0, most=100)] = 1.0
     top_p: Annotated[
         float | None, Option(help="Nucleus sampling.", least=0, most=1, is_open=True)
@@ -421,6 +418,8 @@ def request_options() -> dict[str, Option]:
     by_name = {}
     for field in msgspec.structs.fields(Request):
         hint = hints[field.name]
+        if field.name == "draft_name":
+            continue
         (option,) = hint.__metadata__
         by_name[option.name or field.name] = replace(
             option,
@@ -492,6 +491,8 @@ def given(request: Request) -> dict[str, Any]:
     usual = _assumed_lengths(msgspec.structs.asdict(request))
     for name, option in request_options().items():
         value = getattr(request, option.field)
+        if name == "draft_model" and value is None:
+            value = request.draft_name
         if value == usual.get(option.field, option.default):
             continue
         if option.unit != 1.0:

@@ -112,7 +112,7 @@ def test_what_a_server_calls_itself_cannot_act_on_the_terminal(
 
 
 def nested(key: str) -> str:
-    return f'{{"kind": "plan", "schema_version": 3, "{key}": {"[" * DEEP}{"]" * DEEP}}}'
+    return f'{{"kind": "plan", "schema_version": 5, "{key}": {"[" * DEEP}{"]" * DEEP}}}'
 
 
 @pytest.mark.parametrize(

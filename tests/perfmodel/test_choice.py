@@ -3,23 +3,18 @@ running server, and how sure it is."""
 
 from __future__ import annotations
 
-import json
 from itertools import product
-from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 import magicdec
-from magicdec.errors import ConfigError
 from magicdec.live.advice import DraftedLoad, Serving, choices_at
 from magicdec.live.observation import ServedDraft
 from magicdec.perfmodel.plan.choice import best_of_each_batch
 from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.schema.plan import Plan, plan_of
-from magicdec.schema.row import columns
+from magicdec.schema.plan import Plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from tests.few import few_requests
@@ -130,74 +125,3 @@ def test_the_best_of_each_batch_is_the_first_in_order() -> None:
             key=lambda at: (is_valid[at], is_within_limits[at], fits[at], score[at]),
         )
         assert np.ravel_multi_index(best, shape) == flat
-
-
-def test_a_document_of_schema_3_is_read_as_the_same_plan() -> None:
-    plan = magicdec.plan(
-        model="llama-3.1-8b",
-        hardware="h100-sxm-80gb",
-        tp=1,
-        batch=16,
-        context=4096,
-        gen_len=200,
-        price=2,
-    )
-    policy = plan.gamma_table.policy
-    by_table = policy.bands(plan.best.context_len, most=plan.best.batch_size)
-    choice = msgspec.structs.replace(
-        plan.choice,
-        limits=[],
-        left_out=None,
-        tied=None,
-        with_plugin=None,
-        one_gamma=None,
-        evidence=None,
-        gammas=by_table,
-    )
-    told = msgspec.structs.replace(plan, choice=choice)
-    assert _known_to_schema_3(plan_of(_earlier(plan))) == _known_to_schema_3(told)
-    damaged = _earlier(plan)
-    damaged["best"]["tp_size"] = "one"
-    with pytest.raises(ConfigError, match="not a whole plan"):
-        plan_of(damaged)
-
-
-def _known_to_schema_3(value: Any) -> Any:
-    """A document's values without how they hang on the acceptance."""
-    values = msgspec.to_builtins(value)
-    if isinstance(values, list):
-        return [_known_to_schema_3(each) for each in values]
-    if not isinstance(values, dict):
-        return values
-    later = {"by_acceptance", "outlook", "kernels", "budget_share"}
-    if {"speedup", "low", "high"} <= set(values):
-        later |= {"pays", "quartiles"}
-    return {
-        name: _known_to_schema_3(each)
-        for name, each in values.items()
-        if name not in later
-    }
-
-
-def _earlier(plan: Plan) -> dict[str, Any]:
-    """The plan as schema 3 held it: flat candidates, and its answer in three fields."""
-    document = json.loads(plan.to_json())
-    del document["rows"]
-    choice = document.pop("choice")
-    del document["request"]["plugin"]
-    document |= {
-        "schema_version": 3,
-        "best": columns(plan.best),
-        "autoregressive": columns(plan.autoregressive),
-        "best_autoregressive": columns(plan.best_autoregressive),
-    }
-    assert choice["row"]["drafting"]["gamma"] == document["best"]["gamma"]
-    for name in (
-        "best_by_batch",
-        "pareto",
-        "layouts",
-        "autoregressive_rows",
-        "candidates",
-    ):
-        document[name] = [columns(row) for row in getattr(plan, name)]
-    return json.loads(json.dumps(document))
