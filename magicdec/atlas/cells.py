@@ -59,7 +59,7 @@ def cell_of(question: AtlasQuestion) -> AtlasCell:
     )
     try:
         request = request_of(**question.options)
-        answered = make_plan(msgspec.structs.replace(request, reaches="none"))
+        answered = make_plan(request)
     except MagicdecError as error:
         return msgspec.structs.replace(cell, refusal=str(error))
     return msgspec.structs.replace(cell, answer=answer_of(answered))

@@ -9,9 +9,8 @@ import sys
 from collections.abc import Container
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from magicdec.commands import options
@@ -187,14 +186,6 @@ def plan_command(asked: PlanOptions) -> None:
     else:
         options.require(asked.tokenizer is None, "--tokenizer goes with --logs")
     request = request_of(**stated)
-    is_table = asked.output_format is OutputFormat.TABLE
-    if is_table and asked.output is None and not asked.every:
-        # reaches that the terminal leaves out are not looked for, which takes time: of several
-        # devices or contexts all, of one those of drafts that are not chosen
-        reaches: Literal["chosen", "none"] = "chosen"
-        if len(request.hardware) * len(request.context_lens) > 1:
-            reaches = "none"
-        request = msgspec.structs.replace(request, reaches=reaches)
     if request.requests is not None and not asked.logs:
         from magicdec.perfmodel import log_columns
 

@@ -65,7 +65,6 @@ def planned_wide(request: PlanRequest, tp_size: int) -> Plan:
             tp_size=tp_size,
             batch_sizes=tuple(sorted(batches)),
             context_lens=tuple(sorted(contexts)),
-            reaches="none",
         )
     )
 
@@ -74,9 +73,5 @@ def planned_batches(request: PlanRequest) -> Plan:
     """A question's answer at usual batches that fit, too, on its own device and context."""
     batches = {*request.batch_sizes, *WIDE_BATCHES}
     return make_plan(
-        msgspec.structs.replace(
-            request,
-            batch_sizes=tuple(sorted(batches)),
-            reaches="none",
-        )
+        msgspec.structs.replace(request, batch_sizes=tuple(sorted(batches)))
     )

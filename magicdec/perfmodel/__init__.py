@@ -123,7 +123,7 @@ if TYPE_CHECKING:
         is_sure_depth,
     )
     from magicdec.perfmodel.plan.drafts import check_profiles, offered
-    from magicdec.perfmodel.plan.outlook import Draws, draws_of
+    from magicdec.perfmodel.plan.draws import Draws, draws_of
     from magicdec.perfmodel.plan.request import (
         Case,
         DraftOption,

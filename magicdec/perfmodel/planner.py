@@ -38,7 +38,7 @@ from magicdec.perfmodel.plan.choice import (
     same_configuration,
 )
 from magicdec.perfmodel.plan.drafts import draft_options, load_profiles
-from magicdec.perfmodel.plan.outlook import Draws, draws_of
+from magicdec.perfmodel.plan.draws import Draws, draws_of
 from magicdec.perfmodel.plan.request import (
     Case,
     PlanRequest,

@@ -12,7 +12,6 @@ from magicdec.errors import ConfigError
 from magicdec.naming import ENGINE_TITLES, describe
 from magicdec.reports.data import candidate_record
 from magicdec.reports.sentences import (
-    gamma_by_batch,
     percentiles_line,
     probability_of,
 )
@@ -54,8 +53,6 @@ class Deployment:
     """Why this is not what the plan chose, where it is not."""
     receives_prompts: bool = False
     """Whether prompts are prefilled elsewhere."""
-    by_batch: str = ""
-    """Whether gamma follows the batch, and what that is worth."""
     site: Site = UNKNOWN_SITE
     table: dict[str, list[Any]] | None = None
     """The plan's gammas that a server of this size can reach, for an engine that can be told them
@@ -168,7 +165,6 @@ def read_deployment(
         bands=tuple(plan.choice.gammas),
         reason=reason,
         receives_prompts=plan.request.prefill == "elsewhere",
-        by_batch=gamma_by_batch(plan.choice),
         site=site,
         table=reachable(table, max_batch=best.batch_size, max_len=length),
         max_model_len=max_len,
@@ -238,8 +234,6 @@ def heading(engine: str, plan: Deployment) -> list[str]:
         lines.append(f"{traffic_times(plan.load)}.")
     elif plan.candidate is not None:
         lines.append(_times(plan.candidate))
-    if plan.by_batch:
-        lines.append(plan.by_batch)
     if plan.receives_prompts:
         lines.append(f"Prompts come from a prefilling pool: {RECEIVING[engine]}.")
     if plan.reason:

@@ -1,13 +1,12 @@
 """Sentences on how far a choice depends on its acceptance: break-even, the text that would change
-it, and the measurement to make first. Terminal, page and report use the same ones.
+it, and the command that measures it. Terminal, page and report use the same ones.
 """
 
 from __future__ import annotations
 
 from magicdec.naming import draft_name
 from magicdec.reports.sentences import with_ends
-from magicdec.schema import WORTH_MEASURING, Candidate, Choice, OfTask, Outlook
-from magicdec.units import format_percent
+from magicdec.schema import Candidate, Choice, OfTask, Outlook
 
 NONE_IS_FASTER = "no draft is faster"
 CHANGES = 0.02
@@ -81,14 +80,8 @@ def _gains_on(task: OfTask) -> str:
     return "; best ".join(parts) or NONE_IS_FASTER
 
 
-def to_measure(outlook: Outlook | None) -> str:
-    """The measurement to make first, with its cost; or that none is worth it."""
-    if outlook is None:
+def measure_line(outlook: Outlook | None) -> str:
+    """The command that measures the draft's acceptance, where nobody did."""
+    if outlook is None or not outlook.measure:
         return ""
-    first = outlook.advice
-    if first is None:
-        return f"Measuring first would gain under {format_percent(WORTH_MEASURING)}."
-    return (
-        f"Measure first ({first.effort}; expected to raise throughput by {format_percent(first.worth)}): "
-        f"{first.command}"
-    )
+    return f"To measure its acceptance: {outlook.measure}"

@@ -20,7 +20,6 @@ from magicdec.schema import (
     NeedsAcceptance,
     Percentiles,
     Plan,
-    Reach,
     Request,
     Traffic,
     TrafficLoad,
@@ -38,8 +37,6 @@ from magicdec.units import (
 
 LOW_RATE = 0.6
 """Published drafts accept at least this share of first tokens on the text they were trained for."""
-LEAST_BY_BATCH = 1.005
-"""Gain of a table of gammas by batch from which it is said."""
 WORTH_A_TRY = 0.4
 """Rate up to which a draft of unknown acceptance that pays from there is suggested."""
 BOUND_WORTH_SAYING = 0.5
@@ -61,8 +58,6 @@ FEW_NAMED = 4
 """Loads without a draft that are still named one by one."""
 USUAL_FORMAT = "bf16"
 """Format of weights that goes without saying."""
-ROUNDED_AWAY = 0.005
-"""Shares below this are 0 %."""
 GIVEN = "given"
 """Source of an acceptance rate that was asked with."""
 SLOW_VERIFICATION = 1.5
@@ -312,41 +307,6 @@ def where_it_fits(choice: Choice) -> str:
     users = format_count(row.batch_size, "user")
     gain = f"gamma {row.gamma}, {gain_of(row)}"
     return f"{name} {verb} with up to {users}: {gain}."
-
-
-def better_gamma_line(choice: Choice) -> str:
-    row = choice.better_gamma
-    if row is None:
-        return ""
-    return f"Gamma {row.gamma} would be better: {with_ends(row.gain)}."
-
-
-def gamma_by_batch(choice: Choice) -> str:
-    """Whether gamma follows the batch, and by how much that is better or worse than one gamma."""
-    one = choice.one_gamma
-    if one is None or not choice.is_speculative or one.by_batch < LEAST_BY_BATCH:
-        return ""
-    users = format_count(one.most, "user")
-    more = one.by_batch - 1.0
-    if abs(more) < ROUNDED_AWAY:
-        gain = f"as many tokens/s on average over 1 to {users}"
-    elif more > 0.0:
-        gain = f"{format_percent(more)} more tokens/s on average over 1 to {users}"
-    else:
-        gain = f"{format_percent(-more)} fewer tokens/s on average over 1 to {users}"
-    if not one.cost:
-        return f"Gamma by batch: {gain} than gamma {one.gamma} throughout."
-    low = one.cost_low * PERCENT
-    cost = f"{format_percent(one.cost)} ({low:.0f}-{format_percent(one.cost_high)})"
-    if one.follows_table:
-        return (
-            f"Gamma by batch: {gain} than gamma {one.gamma} throughout, for steps "
-            f"that take {cost} longer."
-        )
-    return (
-        f"Gamma {one.gamma} at every batch: a table by batch gives {gain}, but makes "
-        f"the engine's steps {cost} longer."
-    )
 
 
 def unpublished(row: Candidate) -> str:
@@ -757,51 +717,6 @@ def asked_of_traffic(answer: Plan, traffic: Traffic) -> str:
     lengths = lengths_text(answer, answer.context_len)
     limits = limits_text(answer.request)
     return f"{served}: {rate} requests/s, {lengths}, {limits}"
-
-
-def reach_text(reach: Reach) -> str:
-    """From or up to which context a draft is expected to pay, and is sure to."""
-    name = draft_name(reach.draft, reach.draft_method)
-    if reach.pays is not None:
-        return f"{name} is expected to pay {_where_it_pays(reach, reach.pays)}."
-    if reach.possibly is None:
-        return f"{name} pays at no context."
-    end = format_tokens(reach.possibly[1])
-    return f"{name} is expected to pay at no context, but may up to {end}."
-
-
-def _where_it_pays(reach: Reach, pays: tuple[int, int]) -> str:
-    """The contexts at which a draft is expected to pay, and those at which it surely does."""
-    first, last = reach.contexts
-    is_from_first = pays[0] <= first
-    is_to_last = pays[1] == last
-    start, end = map(format_tokens, pays)
-    if is_from_first and is_to_last:
-        where = f"at every context to {end}"
-    elif is_to_last:
-        where = f"from a context of {start} on"
-    elif is_from_first:
-        where = f"up to a context of {end}"
-    else:
-        where = f"at contexts of {start} to {end}"
-    if not reach.surely:
-        return where
-    sure_start, sure_end = map(format_tokens, reach.surely)
-    if is_to_last and not is_from_first:
-        return f"{where} (at 95 % from {sure_start})"
-    return f"{where} (at 95 % up to {sure_end})"
-
-
-def reach_lines(case: CaseAnswer, *, every: bool) -> list[str]:
-    """The contexts at which the first draft pays, or those of all drafts."""
-    row = case.choice.left_out or case.best
-    lines = []
-    for reach in case.reach:
-        is_first = reach.draft == row.draft and reach.draft_method == row.draft_method
-        if every or is_first:
-            text = reach_text(reach)
-            lines.append(f"{text[0].upper()}{text[1:]}")
-    return lines
 
 
 def for_latency_line(case: CaseAnswer) -> str:

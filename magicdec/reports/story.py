@@ -67,8 +67,6 @@ KINDS: dict[str, Kind] = {
     "missed limit": Kind(95, lambda r: sentences.limit_lines(r.choice)),
     "prefill": Kind(70, lambda r: sentences.prefill_line(r.choice)),
     "where it fits": Kind(94, lambda r: sentences.where_it_fits(r.choice)),
-    "better gamma": Kind(60, lambda r: sentences.better_gamma_line(r.choice)),
-    "gamma by batch": Kind(40, lambda r: sentences.gamma_by_batch(r.choice)),
     "worth profiling": Kind(45, lambda r: sentences.worth_profiling(r.plan, r.case)),
     "verification": Kind(68, lambda r: sentences.verification_line(r.case)),
     "plugin": Kind(50, lambda r: sentences.plugin_line(r.choice)),
@@ -91,10 +89,7 @@ KINDS: dict[str, Kind] = {
     ),
     "spread": Kind(35, lambda r: outlook_lines.spread_line(r.choice)),
     "task": Kind(91, lambda r: outlook_lines.task_lines(r.choice.outlook)),
-    "measure": Kind(55, lambda r: outlook_lines.to_measure(r.choice.outlook)),
-    "reach": Kind(
-        20, lambda r: sentences.reach_lines(r.case, every=r.every), is_on_pages=False
-    ),
+    "measure": Kind(55, lambda r: outlook_lines.measure_line(r.choice.outlook)),
     "latency": Kind(
         22, lambda r: sentences.for_latency_line(r.case), is_on_pages=False
     ),

@@ -22,7 +22,6 @@ from magicdec.reports.data import (
     has_weak_baseline,
     median_pair,
 )
-from magicdec.reports.sentences import gamma_by_batch
 from magicdec.reports.text import GAMMA, percent, thousands, whole
 from magicdec.schema import (
     BASELINE_MBU_FLOOR,
@@ -552,9 +551,6 @@ def gamma_table(data: ReportData) -> Table | None:
         f"Best γ of {grid.draft_name} for each batch size (rows) and context length (columns); 0 = "
         "draft nothing; empty = does not fit in memory."
     )
-    line = gamma_by_batch(data.plan.choice)
-    if line:
-        note += f" {line}"
     columns = [BATCH]
     for context in grid.context_lens:
         columns.append(Column(f"context_{context}", thousands(context), "integer"))

@@ -26,7 +26,6 @@ from magicdec.schema.row import (
     Candidate,
     Count,
     Gain,
-    Gamma,
     Layout,
     Number,
     Positive,
@@ -77,10 +76,6 @@ class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
     """The best gamma once the draft is set up: 0 only where drafting nothing is faster."""
     speedup_set_up: list[list[Number]] | None = None
     """Speedup of decoding by `gamma_set_up`, before what the engine takes for following a table."""
-    one_gamma: Gamma | None = None
-    """The configuration's own gamma."""
-    speedup_of_one_gamma: list[list[Number]] | None = None
-    """Speedup of decoding with that gamma at every batch and context; 0 where it cannot run."""
 
     @property
     def gamma_of_steps(self) -> list[list[int]]:
@@ -110,7 +105,6 @@ class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
             "idle_speedup",
             "gamma_set_up",
             "speedup_set_up",
-            "speedup_of_one_gamma",
             "speedup_low",
             "speedup_high",
         )
@@ -141,26 +135,6 @@ class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 "gamma_table: batch_sizes and context_lens must be in rising order"
             )
-
-
-Span = tuple[Count, Count]
-
-
-class Reach(msgspec.Struct, frozen=True, kw_only=True):
-    """Contexts at which a draft is faster than decoding without it, at one batch: from and to
-    which. By whole requests where a length is generated, else by decoding."""
-
-    draft: str
-    draft_method: str
-    batch_size: Count
-    contexts: Span
-    """The shortest and the longest context that were looked at."""
-    pays: Span | None
-    """The last stretch in which the speedup is above 1; null: none."""
-    surely: Span | None
-    """The last stretch in which the speedup's whole 90 % interval is above 1; null: none."""
-    possibly: Span | None
-    """The last stretch in which the speedup's 90 % interval reaches above 1; null: none."""
 
 
 Source = Literal["table", "carried over", "roofline", "report"]
@@ -284,23 +258,6 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
         return self.value_s is not None and self.value_s <= self.limit_s
 
 
-class MeasurementGain(msgspec.Struct, frozen=True, kw_only=True):
-    """A measurement that tells more about acceptance or costs, and what the choice gains by it."""
-
-    kind: Literal["replay", "observe", "calibrate"]
-    """Logged requests replayed; a running server's counters; its costs, fitted from outside."""
-    drafts: list[str]
-    """The drafts whose acceptance it tells."""
-    command: str
-    effort: str
-    worth: Number
-    """The expected gain of tokens per second by choosing after it, relative to choosing now."""
-    unclear_now: Number
-    """1 where the probability that the draft pays lies between 0.1 and 0.9, else 0."""
-    unclear_after: Number
-    """The probability that it still does after the measurement."""
-
-
 class OfTask(msgspec.Struct, frozen=True, kw_only=True):
     """One class of text: what the choice gains on it, and the fastest configuration there."""
 
@@ -321,70 +278,14 @@ class OfTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):
-    """How the choice hangs on what is not known, from joint draws of costs and acceptance that are
-    the same for all configurations, so that what these share cancels."""
+    """How the choice hangs on what is not known of the draft that is chosen, else of the fastest that is
+    not."""
 
-    draft: str
-    draft_method: str
-    draft_budget: int | None
-    gamma: int
-    """The configuration that is weighed: the chosen draft, else the fastest that is not."""
-    pays: Number
-    """Probability that it is faster than decoding without a draft."""
-    is_best: Number
-    """Probability that no other draft, gamma or budget is faster."""
-    loss_if_wrong: Number
-    """Mean loss of tokens per second where the choice turns out slower than the alternative: no
-    draft where one is chosen, else the draft."""
-    measurements: list[MeasurementGain]
-    """Those that can be made, the one to make first."""
     tasks: list[OfTask]
     """The choice on each class of text, where none was named and acceptance is believed, in the
     order of `tasks.TASKS`."""
-
-    @property
-    def advice(self) -> MeasurementGain | None:
-        """The measurement to make; None where the answer would hardly change."""
-        if self.measurements and self.measurements[0].worth >= WORTH_MEASURING:
-            return self.measurements[0]
-        return None
-
-
-WORTH_MEASURING = 0.01
-"""Expected gain of tokens per second from which a measurement is advised."""
-
-
-class OneGamma(msgspec.Struct, frozen=True, kw_only=True):
-    """One gamma at every batch, against the table of gammas by batch at the same context: tokens
-    per second over the table's batches up to the configuration's, each as often.
-    """
-
-    gamma: Gamma
-    most: Count
-    """The configuration's batch."""
-    by_batch: Positive
-    """Times as fast by the table, if following it were free."""
-    cost: Number
-    """Share by which the engine's steps take longer while they follow a table."""
-    cost_low: Number
-    cost_high: Number
-
-    @property
-    def gain(self) -> float:
-        """Times as fast by the table, after its cost."""
-        return self.by_batch / (1.0 + self.cost)
-
-    @property
-    def gain_ends(self) -> tuple[float, float]:
-        """The ends of that, by the cost's interval."""
-        return self.by_batch / (1.0 + self.cost_high), self.by_batch / (
-            1.0 + self.cost_low
-        )
-
-    @property
-    def follows_table(self) -> bool:
-        """Whether the table is faster after its cost, so that it is exported."""
-        return self.gain > 1.0
+    measure: str = ""
+    """The command that measures its acceptance; "": it was measured or given."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -402,8 +303,6 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """
     gammas: list[BatchBand]
     """(first batch, last batch, gamma) to run at the configuration's context, up to its batch."""
-    one_gamma: OneGamma | None = None
-    """Whether these are one gamma or the table's; null: the table has one."""
     limits: list[Limit] = []
     left_out: Candidate | None = None
     """The fastest drafted configuration at the same batch, where speculation is not chosen;
@@ -414,8 +313,6 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """That draft at the largest batch at which it fits and keeps the limits, where it does not at
     this one.
     """
-    better_gamma: Candidate | None = None
-    """The chosen draft at its best gamma, where another gamma was asked for."""
     outlook: Outlook | None = None
     """Null: no draft was considered."""
     faults: list[str] = []
@@ -454,8 +351,6 @@ class CaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     pareto: list[Candidate]
     """The rows that none beats in both latency and throughput of all devices, fastest first."""
     gamma_table: GammaTable
-    reach: list[Reach] = []
-    """Contexts at which each draft pays, at the best configuration's batch and tp."""
     breakdown: dict[str, list[Operation]]
     """Operations of each pass of the best configuration."""
     path: str = ""
@@ -485,22 +380,20 @@ class CaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     def choosing(self, row: Candidate) -> Choice:
         """The choice with another configuration to run, by the table of this answer."""
         gammas = []
-        one = self.choice.one_gamma
-        if one is not None and row.gamma != one.gamma:
-            one = None
         if row.is_speculative:
-            gammas = bands_of(row, self.gamma_table, one)
+            is_followed = len(self.choice.gammas) > 1 and row.gamma == self.best.gamma
+            gammas = bands_of(row, self.gamma_table, is_followed=is_followed)
         outcome: Outcome = "speculate" if row.is_speculative else "no gain"
         return msgspec.structs.replace(
-            self.choice, row=row, outcome=outcome, gammas=gammas, one_gamma=one
+            self.choice, row=row, outcome=outcome, gammas=gammas
         )
 
 
 def bands_of(
-    row: Candidate, table: GammaTable, one: OneGamma | None
+    row: Candidate, table: GammaTable, *, is_followed: bool
 ) -> list[BatchBand]:
-    """The gammas to run by batch: the table's where it is worth its cost, else the row's own."""
-    if one is not None and one.follows_table:
+    """The gammas to run by batch: the table's where it is followed, else the row's own."""
+    if is_followed:
         return table.policy.bands(row.context_len, most=row.batch_size)
     return [BatchBand(1, row.batch_size, row.gamma)]
 

@@ -468,7 +468,6 @@ def test_a_plan_and_the_advice_choose_one_gamma_of_one_profile():
             request = PlanRequest(
                 model=setup.model, hardware=(setup.hardware,), engine=setup.engine, tp_size=1, batch_sizes=(batch,),
                 context_lens=(4096,), draft=draft.name, draft_method=draft.method, acceptance=(profile,),
-                reaches="none",
             )  # fmt: skip
             planned = make_plan(request).candidates
             rows_of_plan = {row.gamma: row.tpot_s for row in planned}

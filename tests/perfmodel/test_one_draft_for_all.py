@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -32,8 +31,7 @@ LOADS: tuple[dict[str, Any], ...] = (
 
 
 def planned(**question: Any) -> Plan:
-    """The plan without reaches, which nobody reads here."""
-    return make_plan(msgspec.structs.replace(request_of(**question), reaches="none"))
+    return make_plan(request_of(**question))
 
 
 def rates_by_draft(plan: Plan) -> dict[str, float]:

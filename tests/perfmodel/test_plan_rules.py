@@ -4,7 +4,6 @@ what is drawn."""
 from __future__ import annotations
 
 import math
-import statistics
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +15,7 @@ from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.plan import choice, gamma, notes, outlook
-from magicdec.perfmodel.plan.gamma import one_gamma
+from magicdec.perfmodel.plan import choice, gamma, notes
 from magicdec.perfmodel.plan.request import PlanRequest, layouts, lengths_of
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
@@ -206,7 +204,7 @@ def edge(contexts: list[float], values: list[float], inside: int, outside: int) 
 
 @settings(max_examples=200)
 @given(values=speedups)
-def test_ranges_that_pay_begin_and_end_where_the_gain_is_none(
+def test_a_break_even_is_where_the_last_range_that_pays_begins(
     values: list[float],
 ) -> None:
     contexts = [1024.0 * 2.0**number for number in range(len(values))]
@@ -215,12 +213,6 @@ def test_ranges_that_pay_begin_and_end_where_the_gain_is_none(
         for start, end in runs(values)
     ]
     table = np.array(values)
-    found = gamma.runs_of(table)
-    assert found == runs(values)
-    for run, span in zip(found, spans, strict=True):
-        assert gamma.span_of(np.array(contexts), table, run) == pytest.approx(
-            span, abs=1
-        )
     last = gamma._break_even(np.array(contexts), table)
     if values[-1] >= 1.0:
         assert last == pytest.approx(spans[-1][0], abs=1)
@@ -228,107 +220,10 @@ def test_ranges_that_pay_begin_and_end_where_the_gain_is_none(
         assert last is None
 
 
-@settings(max_examples=200)
-@given(values=speedups, width=st.sampled_from([0.0, 0.05, 0.2, 0.6]))
-def test_what_surely_pays_lies_inside_and_what_may_pay_around(
-    values: list[float], width: float
-) -> None:
-    contexts = np.array([1024.0 * 2.0**number for number in range(len(values))])
-    middle = np.array(values)
-    low, high = middle - width, middle + width
-    pays, surely, possibly = gamma._spans(contexts, middle, low, high)
-    own = runs(values)
-    if not own:
-        assert (pays, surely) == (None, None)
-        assert (possibly is None) == (high.max() < 1.0)
-        return
-    widest = max(end - start for start, end in own)
-    first = next(run for run in own if run[1] - run[0] == widest)
-    assert pays == gamma.span_of(contexts, middle, first)
-    inside = [run for run in runs(low.tolist()) if first[0] <= run[0] <= first[1]]
-    assert (surely is None) == (not inside)
-    if surely is not None:
-        widths = [end - start for start, end in inside]
-        run = inside[widths.index(max(widths))]
-        assert surely == gamma.span_of(contexts, low, run)
-    around = next(run for run in runs(high.tolist()) if run[0] <= first[0] <= run[1])
-    assert possibly == gamma.span_of(contexts, high, around)
-
-
-# One gamma, and the table
-
-
-@given(
-    cells=st.lists(
-        st.tuples(st.integers(0, 3), st.floats(0.5, 3.0), st.floats(-0.1, 3.0)),
-        min_size=3,
-        max_size=3,
-    ),
-    batch=st.sampled_from([1, 4, 16]),
-)
-def test_a_table_gains_what_it_gains_at_each_batch_up_to_the_rows(
-    cells: list[tuple[int, float, float]], batch: int
-) -> None:
-    table: Any = SimpleNamespace(
-        context_lens=[100, 200],
-        batch_sizes=[1, 4, 16],
-        gamma_of_steps=[[9, number] for number, _, _ in cells],
-        speedup_set_up=[[9.0, value] for _, value, _ in cells],
-        speedup_of_one_gamma=[[1.0, value] for _, _, value in cells],
-    )
-    row = row_of(context_len=200, batch_size=batch, draft="eagle3")
-    engine = load_engine("vllm")
-    found = one_gamma(engine, table, row)
-    counted = [
-        cell
-        for cell, size in zip(cells, (1, 4, 16), strict=True)
-        if size <= batch and cell[2] > 0.0
-    ]
-    if len({number for number, _, _ in counted}) < 2:
-        assert found is None
-        return
-    assert found is not None
-    gains = [value / constant for _, value, constant in counted]
-    assert found.by_batch == pytest.approx(statistics.geometric_mean(gains))
-    assert (found.gamma, found.most) == (3, batch)
-    assert (found.cost, found.cost_low, found.cost_high) == engine.table_costs("eagle3")
-
-
 def test_cells_are_whole_numbers_or_none() -> None:
     cells = np.array([[1.0, np.nan], [np.inf, 0.0]])
     assert gamma._whole_or_none(cells) == [[1, None], [None, 0]]
     assert (notes._range([4.4]), notes._range([7.0, 3.0])) == ("4", "3 to 7")
-
-
-# What is drawn
-
-
-@given(sizes=st.lists(st.integers(1, 3), min_size=2, max_size=4))
-def test_a_place_among_all_rows_is_that_of_its_draft(sizes: list[int]) -> None:
-    compared: Any = [
-        SimpleNamespace(option=f"draft {number}", rows=[object()] * size)
-        for number, size in enumerate(sizes)
-    ]
-    owners = [of.option for of in compared for _ in of.rows]
-    found = [outlook._owner(compared, place) for place in range(len(owners))]
-    assert found == owners
-    with pytest.raises(IndexError):
-        outlook._owner(compared, len(owners))
-
-
-def test_a_cubic_in_what_is_told_is_found_whole() -> None:
-    """Of one value, and of two with their products; what they do not tell stays out."""
-    random = np.random.default_rng(3)
-    one, two, other = random.normal(size=(3, 400))
-    told = 2.0 + one - 0.5 * one**2 + 0.25 * one**3
-    found = outlook._regressed(told, one[:, None])
-    np.testing.assert_allclose(found, told, atol=1e-9)
-    both = told + two**3 + one * two - one * two**2 + 3.0 * one**2 * two
-    tells = np.stack([one, 5.0 * two], axis=1)
-    np.testing.assert_allclose(outlook._regressed(both, tells), both, atol=1e-9)
-    rest = outlook._regressed(other, one[:, None])
-    assert rest.std() < 0.2
-    assert outlook._share_unclear(np.array([0.1, 0.11, 0.5, 0.89, 0.9])) == 0.6
 
 
 # The request

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import cache
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,15 +132,11 @@ def test_each_cell_is_the_best_gamma_of_its_batch_and_context(
             assert table.idle_speedup is not None
             assert table.gamma_set_up is not None
             assert table.speedup_set_up is not None
-            assert table.speedup_of_one_gamma is not None
             idle = table.idle_speedup[place][column]
             assert 0.0 < idle <= 1.0 + 1e-9
             runs = decoding if can_run.any() else 0.0
             assert table.speedup_set_up[place][column] == pytest.approx(max(runs, idle))
             assert table.gamma_set_up[place][column] == (chosen + 1 if runs > idle else 0)  # fmt: skip
-            at_its = one.full(one.valid & one.memory.fits) & (one.points.gamma == best.gamma)  # fmt: skip
-            own = float(np.where(at_its, one.full(one.speedup), 0.0).max())
-            assert table.speedup_of_one_gamma[place][column] == pytest.approx(own)
     assert table.batch_sizes == sorted({*gamma.TABLE_BATCHES, row.batch_size})
     assert set(table.context_lens) <= {*gamma.TABLE_CONTEXTS, row.context_len}
     assert table.tp_size == row.tp_size
@@ -198,62 +193,6 @@ def test_a_table_without_a_draft_drafts_nothing() -> None:
             for context, fit in zip(table.context_lens, fits, strict=True):
                 alone = alone_at(case, best, batch, float(context))
                 assert fit == bool(alone.memory.fits)
-
-
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_a_draft_pays_inside_its_reach_and_not_just_outside(
-    question: dict[str, Any],
-) -> None:
-    case = case_of(**question)
-    document = answer_of(**question).document
-    row = shown_row(question)
-    option = case.option_of(row)
-    (reach,) = document.reach
-    assert (reach.draft, reach.draft_method) == (option.draft, option.method)
-    assert reach.batch_size == row.batch_size
-
-    def gain(context: float) -> float:
-        one = every_gamma(case, option, row, row.batch_size, context)
-        return float(np.where(one.full(one.valid), gains(case, one), 0.0).max())
-
-    first, last = reach.contexts
-    assert alone_at(case, row, row.batch_size, float(last)).memory.fits
-    spans = [span for span in (reach.surely, reach.pays, reach.possibly) if span]
-    for inner, outer in pairwise(spans):
-        assert outer[0] <= inner[0] <= inner[1] <= outer[1]
-    assert reach.pays is not None
-    for context, step in ((reach.pays[0], 0.9), (reach.pays[1], 1.1)):
-        if first < context < last:
-            assert gain(float(context)) == pytest.approx(1.0, abs=0.03)
-            assert gain(context * step) < 1.005
-    assert gain(math.sqrt(reach.pays[0] * reach.pays[1])) > 1.0
-
-
-@pytest.mark.parametrize("wanted", ["all", "chosen", "none"])
-def test_reaches_are_of_the_drafts_that_were_asked_for(wanted: str) -> None:
-    case = case_of(plugin=True, reaches=wanted)
-    shown = found_of(plugin=True, reaches=wanted).drafts[-1].rows[0]
-    choice: Any = SimpleNamespace(left_out=None, row=shown)
-    found = answer._reaching(case, choice, shown)
-    names = [(option.draft, option.method) for option in found]
-    own = (shown.draft, shown.draft_method)
-    every = [(option.draft, option.method) for option in case.options]
-    expected = {"all": every, "chosen": [own], "none": []}[wanted]
-    assert sorted(names) == sorted(expected)
-    if names:
-        assert names[0] == own  # that of the table before the others
-    rest = [name for name in every if name != own]
-    assert answer._reaching(case, choice, None) == [
-        option for option in case.options if (option.draft, option.method) in expected
-    ]
-    if wanted == "all":
-        assert names[1:] == rest
-    left_out: Any = SimpleNamespace(left_out=shown, row=found_of(plugin=True).drafts[0].rows[0])  # fmt: skip
-    assert answer._reaching(case, left_out, None) == answer._reaching(case, choice, None)  # fmt: skip
-    nothing = dataclasses.replace(
-        case, request=msgspec.structs.replace(case.request, gamma=0)
-    )
-    assert answer._reaching(nothing, choice, None) == []
 
 
 # The answer's own tables
@@ -410,16 +349,6 @@ def test_the_row_without_a_draft_is_at_the_choice_s_batch_and_layout() -> None:
             over = alone.rate / baseline.rate
             assert alone.speedup_vs_best_autoregressive == pytest.approx(over)
     assert baseline is not None
-
-
-def test_another_gamma_is_named_where_one_was_asked_for() -> None:
-    asked_for = answer_of(draft="eagle3", gamma=1).document.choice
-    free = answer_of(draft="eagle3").document.choice
-    assert free.better_gamma is None
-    assert asked_for.better_gamma is not None
-    assert asked_for.better_gamma.gamma == free.row.gamma > 1
-    best = answer_of(draft="eagle3", gamma=free.row.gamma).document.choice
-    assert best.better_gamma is None
 
 
 def test_of_several_batches_the_answer_is_that_of_the_chosen_one() -> None:

@@ -16,9 +16,8 @@ from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.acceptance import (
     MeasuredProfile,
     constant_profile,
-    default_profile,
 )
-from magicdec.perfmodel.acceptance.law import Law, LawError
+from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.intervals import tokens_error
 from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.perfmodel.setup import Points, Setup
@@ -163,7 +162,7 @@ def test_a_draft_s_interval_does_not_depend_on_the_drafts_beside_it() -> None:
         assert all(row in together.candidates for row in alone.candidates)
 
 
-def test_one_gamma_is_weighed_against_the_table_by_batch() -> None:
+def test_gamma_follows_the_batch_where_that_gains_more_than_the_engine_takes() -> None:
     """Against predictions of each batch of its own, and the engine's cost of following a table."""
     case = {
         "hardware": ("a100-sxm-80gb",),
@@ -171,31 +170,18 @@ def test_one_gamma_is_weighed_against_the_table_by_batch() -> None:
         "draft": "eagle3",
         "context_lens": (1024,),
         "acceptance_rate": (0.8,),
-        "reaches": "none",
     }
-    for batch, engine in ((64, "vllm"), (4, "vllm"), (64, "sglang")):
-        document = make_plan(PlanRequest(**case, batch_sizes=(batch,), engine=engine))
-        choice = document.choice
-        best = document.best
-        one = choice.one_gamma
-        gammas = {band.gamma for band in choice.gammas}
-        if batch == 4:
-            assert one is None
-            assert gammas == {best.gamma}
-            continue
+    for engine in ("vllm", "sglang"):
+        choice = make_plan(PlanRequest(**case, batch_sizes=(64,), engine=engine)).choice
         ratios = []
-        for at in (1, 4, 8, 16, 32, 64):
-            asked = {**case, "batch_sizes": (at,), "engine": engine}
+        for batch in (1, 4, 8, 16, 32, 64):
+            asked = {**case, "batch_sizes": (batch,), "engine": engine}
             free = make_plan(PlanRequest(**asked)).best.speedup
-            fixed = make_plan(PlanRequest(**asked, gamma=best.gamma))
-            (row,) = [row for row in fixed.candidates if row.gamma == best.gamma]
-            ratios.append(free / row.speedup)
-        assert one.by_batch == pytest.approx(np.exp(np.log(ratios).mean()), rel=1e-6)
+            fixed = make_plan(PlanRequest(**asked, gamma=choice.row.gamma))
+            ratios.append(free / fixed.candidates[0].speedup)
         cost = load_engine(engine).graphs.gamma_table_cost
-        assert one.gain == pytest.approx(one.by_batch / (1.0 + cost))
-        assert one.gain_ends[0] <= one.gain <= one.gain_ends[1]
-        assert one.follows_table == (engine == "sglang")
-        assert (len(gammas) > 1) == one.follows_table
+        gain = float(np.exp(np.log(ratios).mean())) / (1.0 + cost)
+        assert (len(choice.gammas) > 1) == (gain > 1.0) == (engine == "sglang")
 
 
 def test_depths_that_an_engine_adapts_are_noted_as_measured() -> None:
@@ -310,7 +296,6 @@ def test_no_row_of_the_frontier_beats_another_in_both() -> None:
             context_lens=(8192,),
             acceptance=(STREAMING,),
             draft="self",
-            reaches="none",
         )
     ).pareto
     latencies, rates = (
@@ -567,90 +552,6 @@ def test_a_small_batch_is_less_certain_where_sequences_differ() -> None:
     assert widths[4096] < 0.002
 
 
-def test_where_a_draft_surely_pays_lies_inside_where_it_pays_and_that_inside_where_it_may() -> (
-    None
-):
-    """With prompts in every pass the speedup crosses 1 several times; what pays lies within its reach."""
-    for context in (2048, 32_768):
-        given = (STREAMING,)
-        answer = make_plan(
-            PlanRequest(
-                gen_len=200, context_lens=(context,), tp_size=8, acceptance=given
-            )
-        )
-        for each in answer.reach:
-            spans = [
-                span
-                for span in (each.surely, each.pays, each.possibly)
-                if span is not None
-            ]
-            assert all(
-                o[0] <= i[0] <= i[1] <= o[1] for i, o in itertools.pairwise(spans)
-            ), each
-        for each in answer.reach:
-            if (each.draft, each.draft_method) == (
-                answer.best.draft,
-                answer.best.draft_method,
-            ):
-                assert answer.best.gain.speedup >= 1.0
-                assert each.pays[0] <= context <= each.pays[1]
-
-
-def test_fewer_reaches_are_those_of_all_and_change_nothing_else() -> None:
-    request = PlanRequest(model="llama-3.2-1b", hardware=("l40s-48gb",))
-    every = make_plan(request)
-    row = every.choice.left_out or every.best
-    shown = [
-        reach
-        for reach in every.reach
-        if (reach.draft, reach.draft_method) == (row.draft, row.draft_method)
-    ]
-    assert len(every.reach) > len(shown) == 1
-    for reaches, expected in (("chosen", shown), ("none", [])):
-        fewer = make_plan(msgspec.structs.replace(request, reaches=reaches))
-        assert fewer.reach == expected
-        assert msgspec.structs.replace(fewer, reach=every.reach) == every
-
-
-def test_a_draft_pays_within_its_reach_and_not_beyond_it() -> None:
-    """Plans on either side of where a head stops paying and a sparse cache starts, each at its best gamma."""
-    published = default_profile("qwen3-8b", "eagle3", draft="eagle3")
-    falling = msgspec.structs.replace(published, error=LawError(context_exponent=0.1))
-    case = {
-        "model": "qwen3-8b",
-        "hardware": ("h100-sxm-80gb",),
-        "tp_size": 1,
-        "batch_sizes": (8,),
-        "draft": "eagle3",
-        "acceptance": (falling,),
-    }
-    (head,) = make_plan(PlanRequest(**case, context_lens=(4096,))).reach
-    sparse = {
-        "model": "llama-3.1-8b",
-        "hardware": ("a100-sxm-80gb",),
-        "tp_size": 8,
-        "batch_sizes": (64,),
-        "draft": "self",
-        "acceptance": (STREAMING,),
-    }
-    (grown,) = make_plan(
-        PlanRequest(**sparse, context_lens=(32_768,), draft_budgets=(512,))
-    ).reach
-    for request, edge, pays_below in (
-        (case, head.pays[1], True),
-        (sparse | {"draft_budgets": (512,)}, grown.pays[0], False),
-    ):
-        for share in (0.97, 1.03):
-            rows = make_plan(
-                PlanRequest(**request, context_lens=(round(edge * share),))
-            ).candidates
-            assert (max(row.speedup for row in rows) > 1.0) == (
-                pays_below == (share < 1.0)
-            )
-    assert head.surely[1] < head.pays[1] < head.possibly[1]
-    assert head.contexts[0] == head.pays[0] == 512
-
-
 def test_a_break_even_leaves_out_contexts_where_the_draft_alone_has_no_room() -> None:
     """DeepSeek-V3 with its prediction layer on 8 x H200: decoding without it fits a little further."""
     table = make_plan(
@@ -691,7 +592,7 @@ def test_a_bare_name_takes_the_fewest_devices_that_hold_the_model_and_its_batch(
 
 def test_a_number_in_front_of_a_device_is_that_of_gpus() -> None:
     asked = {"model": "llama-3.1-70b", "batch_sizes": (16,), "context_lens": (4096,)}
-    asked |= {"draft": "ngram", "reaches": "none"}
+    asked |= {"draft": "ngram"}
     counted = make_plan(PlanRequest(**asked, hardware=("4xh100",)))
     given = make_plan(PlanRequest(**asked, hardware=("h100-sxm-80gb",), num_gpus=4))
     assert counted.best == given.best
@@ -703,7 +604,6 @@ def test_a_number_in_front_of_a_device_is_that_of_gpus() -> None:
 
 def test_a_batch_beyond_what_fits_is_answered_for_what_does() -> None:
     asked = {"model": "qwen2.5-72b", "hardware": ("4xh100",), "context_lens": (8192,)}
-    asked |= {"reaches": "none"}
     answer = make_plan(PlanRequest(**asked, batch_sizes=(64,)))
     most = answer.best.batch_size
     assert most < 64
@@ -789,7 +689,6 @@ def test_no_plan_is_of_a_device_that_the_engine_does_not_start_on() -> None:
         "model": "qwen3-0.6b",
         "batch_sizes": (1,),
         "context_lens": (1024,),
-        "reaches": "none",
     }
     with pytest.raises(CapacityError, match=r"vllm does not start on p40-24gb.*llama"):
         make_plan(PlanRequest(**asked, hardware=("p40",)))

@@ -82,7 +82,6 @@ def test_a_tree_gains_on_each_text_what_a_plan_for_that_text_says():
         tree=TreeSpec(top_k=4, num_steps=4),
         batch_sizes=(1,),
         context_lens=(2048,),
-        reaches="none",
     )
     outlook = make_plan(request).choice.outlook
     by_text = {on.task: on.own.speedup for on in outlook.tasks}

@@ -70,9 +70,7 @@ def test_the_gamma_table_shown_is_the_exported_one(planned: Plan) -> None:
         )
     )  # fmt: skip
     again, shown = for_engine(planned, "vllm").plan.gamma_table, planned.gamma_table
-    kept = {"one_gamma": best.gamma, "speedup_of_one_gamma": again.speedup_of_one_gamma}
-    assert again == msgspec.structs.replace(own.gamma_table, **kept)
-    assert own.gamma_table.one_gamma == own.best.gamma
+    assert again == own.gamma_table
     assert (shown.draft, shown.draft_method, shown.draft_budget) == (
         best.draft,
         best.draft_method,

@@ -18,7 +18,6 @@ from magicdec.schema.plan import (
     GammaTable,
     MemoryUse,
     NeedsAcceptance,
-    OneGamma,
     Operation,
     Plan,
     Request,
@@ -330,10 +329,8 @@ def plan(**changes: Any) -> Plan:
     )  # fmt: skip
     best = changes.pop("best", best)
     whole = msgspec.structs.replace(whole, **changes)
-    one = OneGamma(
-        gamma=best.gamma, most=best.batch_size, by_batch=1.2, cost=0.1, cost_low=0.05, cost_high=0.15
-    )  # fmt: skip
-    choice = msgspec.structs.replace(whole.choice, one_gamma=one)
+    gammas = whole.gamma_table.policy.bands(best.context_len, most=best.batch_size)
+    choice = msgspec.structs.replace(whole.choice, row=best, gammas=gammas)
     whole = msgspec.structs.replace(whole, choice=choice)
     return msgspec.structs.replace(whole, choice=whole.choosing(best))
 

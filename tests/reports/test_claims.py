@@ -115,12 +115,6 @@ CLAIMS = {
         "choice.left_out.drafting",
         "choice.left_out_fits",
     ),
-    "better gamma": (
-        "choice.better_gamma.drafting.gamma",
-        "choice.better_gamma.decoding.gain",
-        "choice.better_gamma.requests.gain",
-    ),
-    "gamma by batch": ("choice.one_gamma", "choice.row.drafting.gamma"),
     "worth profiling": (
         "needs_acceptance.*.draft_method",
         "needs_acceptance.*.break_even_acceptance_rate",
@@ -201,8 +195,7 @@ CLAIMS = {
         "choice.left_out.drafting",
     ),
     "task": ("choice.outlook.tasks",),
-    "measure": ("choice.outlook.measurements",),
-    "reach": ("reach", "choice.row.drafting", "choice.left_out.drafting"),
+    "measure": ("choice.outlook.measure",),
     "latency": (
         "best_by_batch",
         "choice.row.batch_size",
@@ -315,8 +308,6 @@ def follows(plan: Plan, kind: str) -> Iterator[float]:
                 )
     if kind == "throughput" and choice.best_without_draft is not None:
         yield choice.best_without_draft.rate_per_gpu / choice.row.rate_per_gpu
-    if kind == "gamma by batch" and choice.one_gamma is not None:
-        yield abs(choice.one_gamma.by_batch - 1.0)
 
 
 @pytest.mark.parametrize(

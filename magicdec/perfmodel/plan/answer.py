@@ -27,15 +27,14 @@ from magicdec.perfmodel.plan.choice import (
     pareto,
 )
 from magicdec.perfmodel.plan.drafts import RATE_BUDGET
-from magicdec.perfmodel.plan.gamma import gamma_table, one_gamma, reaches_of
+from magicdec.perfmodel.plan.draws import Draws
+from magicdec.perfmodel.plan.gamma import follows_table, gamma_table
 from magicdec.perfmodel.plan.notes import notes
-from magicdec.perfmodel.plan.outlook import Draws, draws_of, outlook
 from magicdec.perfmodel.plan.request import Case, DraftOption, PlanRequest
 from magicdec.perfmodel.plan.rows import candidates
 from magicdec.perfmodel.plan.search import (
     Found,
     Searched,
-    better_gamma,
     largest_that_runs,
 )
 from magicdec.perfmodel.plan.texts import Texts
@@ -59,6 +58,8 @@ from magicdec.schema import (
     bands_of,
 )
 from magicdec.specs import (
+    LOOKUP_METHODS,
+    SELF,
     SPARSE_METHODS,
     ModelSpec,
     draft_model_name,
@@ -146,7 +147,6 @@ def answer_of(
         best_by_batch=by_batch,
         pareto=pareto([*ranked.alone, *filter(case.admits, ranked.drafted)]),
         gamma_table=table,
-        reach=reaches_of(case, best, _reaching(case, choice, leading)),
         breakdown=breakdown(shown),
         path=draft_of(shown.setup).path.with_runner,
         memory=_memory(case, ranked.origin.option, best, prediction),
@@ -162,27 +162,6 @@ def answer_of(
         point=prediction.points,
         lacking=lacking,
     )
-
-
-def _reaching(
-    case: Case, choice: Choice, leading: Candidate | None
-) -> list[DraftOption]:
-    """The drafts whose reaches are asked for, that of the gamma table before the others."""
-    asked = case.request.reaches
-    shown = choice.left_out or choice.row
-    options = []
-    for option in case.options:
-        is_shown = (option.draft, option.method) == (shown.draft, shown.draft_method)
-        if asked == "none" or (asked == "chosen" and not is_shown):
-            continue
-        if option.acceptance.fault:
-            continue
-        if case.gammas_of(option) != (0,):
-            options.append(option)
-    if leading is not None and leading.is_speculative:
-        first = case.option_of(leading)
-        options.sort(key=lambda option: option is not first)
-    return options
 
 
 def _choice(
@@ -205,14 +184,9 @@ def _choice(
     shown = left_out
     if best.is_speculative:
         shown = best
-    better = None
-    if shown is not None and case.request.gamma is not None:
-        better = better_gamma(case, case.option_of(shown), shown)
-    one = None
     gammas = []
     if best.is_speculative:
-        one = one_gamma(case.engine, table, best)
-        gammas = bands_of(best, table, one)
+        gammas = bands_of(best, table, is_followed=follows_table(case, table, best))
     faults = []
     for of_draft in found:
         if of_draft.option is not None and of_draft.option.acceptance.fault:
@@ -223,11 +197,9 @@ def _choice(
         without_draft=_without_draft(ranked, baseline),
         best_without_draft=baseline,
         gammas=gammas,
-        one_gamma=one,
         limits=_limits(case, best),
         left_out=left_out,
         left_out_fits=runs_at,
-        better_gamma=better,
         faults=faults,
         outlook=_outlook(ranked, ranking, best, shown),
         tied=ranked.tied,
@@ -244,11 +216,16 @@ def _outlook(
     if weighed is None:
         return None
     case = ranked.case
-    draws = ranked.draws
-    if draws is None or draws.place(weighed) is None:
-        draws = draws_of(case, ranked.found, weighed)
-    if draws is None:
+    here = (weighed.batch_size, weighed.tp_size)
+    if not any(
+        (row.batch_size, row.tp_size) == here and row.within_limits and row.fits
+        for row in ranked.alone
+    ):
         return None
+    option = case.option_of(weighed)
+    measure = ""
+    if option.question is not None:
+        measure = measuring_command(case, option)
     tasks = []
     if ranked.texts is not None:
         admitted = [row for row in ranking.drafted if case.admits(row)]
@@ -257,7 +234,28 @@ def _outlook(
             if row.batch_size == best.batch_size and row.within_limits and row.fits:
                 rows.append(row)
         tasks = ranked.texts.of_tasks(ranked.row, rows or [ranked.row])
-    return outlook(case, draws, best, weighed, tasks)
+    return Outlook(tasks=tasks, measure=measure)
+
+
+LOGS = "requests.jsonl"
+SERVER = "http://localhost:8000"
+
+
+def measuring_command(case: Case, option: DraftOption) -> str:
+    """The command that measures a draft's acceptance: look-ups and draft models are replayed on logged
+    requests, others are counted on a server."""
+    replay = f"magicdec profile-acceptance --outputs {LOGS} --draft"
+    if option.method in LOOKUP_METHODS:
+        return f"{replay} {option.draft}"
+    if option.model is not None and option.draft != SELF:
+        return f"{replay} path/to/{option.draft}"
+    draft = f"--draft {option.draft}"
+    if option.draft == SELF:
+        draft += f" --draft-method {option.method}"
+    return (
+        f"magicdec observe {SERVER} {draft} --model {case.model.name} --seconds 600 "
+        "-o acceptance.json"
+    )
 
 
 def _limits(case: Case, best: Candidate) -> list[Limit]:

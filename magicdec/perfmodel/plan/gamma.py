@@ -1,5 +1,5 @@
-"""The best gamma of a draft by batch and context, with its speedup and verdict; one gamma against
-that table; and the contexts at which drafts pay.
+"""The best gamma of a draft by batch and context, with its speedup and verdict; and whether a server
+follows that table.
 
 A table describes the draft and budget of the best configuration, or of the leading draft if the
 best is autoregressive. An engine with this draft set up can follow it. Such an engine pays for the
@@ -11,7 +11,6 @@ measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +29,8 @@ from magicdec.perfmodel.step import idle_step_s
 from magicdec.schema import (
     Candidate,
     GammaTable,
-    OneGamma,
-    Reach,
-    Span,
     verdict_of,
 )
-from magicdec.specs import EngineProfile
 
 NUM_BREAK_EVEN_CONTEXTS = 65
 VERDICTS = np.vectorize(
@@ -50,8 +45,6 @@ class Best:
     """A draft at its best gamma and budget of each batch and context; arrays are [batch,
     context]."""
 
-    whole: Prediction
-    """Every gamma and budget."""
     rows: Prediction
     is_usable: BoolArray
     """Whether it can run: its budget is below the context, and it fits in memory if autoregressive
@@ -71,9 +64,9 @@ def _best_gammas(
     option: DraftOption,
     points: Points,
     room: BoolArray,
-    bounded: slice = slice(None),
+    bounded: slice,
 ) -> Best:
-    """The gamma with the highest speedup, for tables and reaches alike: of whole requests if a
+    """The gamma with the highest speedup: of whole requests if a
     length is generated, else of decoding. `room`: where autoregressive decoding fits;
     `bounded`: contexts that need intervals, which take longer than all else."""
     result = predict(case.setup(option), option.acceptance, points)
@@ -105,7 +98,6 @@ def _best_gammas(
         return np.where(is_usable[:, bounded], np.reshape(values, cells.shape), 0.0)
 
     return Best(
-        whole=result,
         rows=rows,
         is_usable=is_usable,
         speedup=ranked_by.max(axis=-1),
@@ -214,19 +206,11 @@ def gamma_table(
     idle = idle.reshape(axes.shape)[:, axes.shown]
     chosen = drafted.rows.points.gamma.reshape(axes.shape)[:, axes.shown]
     followed = np.where(decoding > idle, chosen, 0)
-    # with the best candidate's gamma; 0: it cannot run
-    whole = drafted.whole
-    runs = whole.full(whole.valid & whole.memory.fits)
-    speedup = np.where(runs, whole.full(whole.speedup), 0.0)
-    is_its = np.ravel(whole.points.gamma) == best.gamma
-    of_its_gamma = speedup[..., is_its].reshape(axes.shape)[:, axes.shown]
     return msgspec.structs.replace(
         table,
         idle_speedup=idle.tolist(),
         gamma_set_up=followed.tolist(),
         speedup_set_up=np.maximum(decoding, idle).tolist(),
-        one_gamma=best.gamma,
-        speedup_of_one_gamma=of_its_gamma.tolist(),
     )
 
 
@@ -311,14 +295,6 @@ def _break_even_contexts(axes: Axes, cells: TableCells) -> list[float | None]:
     return contexts
 
 
-def _break_even(contexts: Array, speedups: Array) -> int | None:
-    """The context from which on the speedup is at least 1 up to the longest. None: it is not."""
-    runs = runs_of(speedups)
-    if runs and runs[-1][1] == len(contexts) - 1:
-        return span_of(contexts, speedups, runs[-1])[0]
-    return None
-
-
 def _grid_of(
     case: Case,
     best: Candidate,
@@ -365,144 +341,55 @@ def _idle_speedup(
     )
 
 
-def one_gamma(
-    engine: EngineProfile, table: GammaTable, row: Candidate
-) -> OneGamma | None:
-    """The row's gamma at every batch against its table of gammas by batch, up to the row's own batch.
-    None: no draft, or one gamma is best at all of these batches.
+def follows_table(case: Case, table: GammaTable, row: Candidate) -> bool:
+    """Whether a server follows the table of the row's draft: its gammas are faster than the row's own
+    at every batch up to the row's, after the price that the engine takes at each step for following
+    them, full batch or not (`gamma_table_cost`).
 
-    A server of so many sequences often runs fewer, where another gamma is best. The table's gammas
-    gain there, and the engine takes its price for following them at every step, full batch or not
-    (`gamma_table_cost`). Which batches a server sees is not known without a rate of arrivals: those
-    of the table, about evenly spaced in logarithm, count alike.
+    A server of so many sequences often runs fewer, where another gamma is best. Which batches it sees
+    is not known without a rate of arrivals: those of the table, about evenly spaced in logarithm,
+    count alike.
     """
-    if table.speedup_set_up is None or table.speedup_of_one_gamma is None:
-        return None
+    if table.speedup_set_up is None:
+        return False
+    option = case.option_of(row)
+    points = Points.grid(
+        batch=table.batch_sizes,
+        context=(row.context_len,),
+        tp=(row.tp_size,),
+        budget=(row.draft_budget,),
+        cached=case.request.cached,
+        gamma=(row.gamma,),
+        gen_len=float(case.request.gen_len),
+    )
+    own = predict(case.setup(option), option.acceptance, points)
+    runs = own.full(own.valid & own.memory.fits).ravel()
+    speedups = own.full(own.speedup).ravel()
     column = table.context_lens.index(row.context_len)
     ratios = []
     gammas = set()
     for place, batch in enumerate(table.batch_sizes):
-        constant = table.speedup_of_one_gamma[place][column]
-        if batch > row.batch_size or constant <= 0.0:
-            continue
-        ratios.append(table.speedup_set_up[place][column] / constant)
-        gammas.add(table.gamma_of_steps[place][column])
+        if batch <= row.batch_size and runs[place]:
+            ratios.append(table.speedup_set_up[place][column] / speedups[place])
+            gammas.add(table.gamma_of_steps[place][column])
     if len(gammas) < 2:
+        return False
+    cost, _, _ = case.engine.table_costs(row.draft)
+    return float(np.exp(np.log(ratios).mean())) / (1.0 + cost) > 1.0
+
+
+def _break_even(contexts: Array, speedups: Array) -> int | None:
+    """The context from which on the speedup is at least 1 up to the longest, by interpolation in
+    log(context). None: it is not."""
+    pays = speedups >= 1.0
+    if not len(pays) or not pays[-1]:
         return None
-    cost, low, high = engine.table_costs(row.draft)
-    return OneGamma(
-        gamma=row.gamma,
-        most=row.batch_size,
-        by_batch=float(np.exp(np.log(ratios).mean())),
-        cost=cost,
-        cost_low=low,
-        cost_high=high,
-    )
-
-
-def reaches_of(
-    case: Case,
-    best: Candidate,
-    options: Sequence[DraftOption],
-) -> list[Reach]:
-    """The reaches of drafts at the best candidate's batch and tp, of those that can run. Contexts
-    at which not even autoregressive decoding fits are left out."""
-    fine = Axes.of(case, best).fine
-    points = _grid_of(case, best, (best.batch_size,), fine)
-    alone = predict(case.setup(None), None, points)
-    # half as many as between the table's contexts are near enough together
-    contexts = fine[alone.full(alone.memory.fits).ravel()][::2]
-    reaches: list[Reach] = []
-    if not len(contexts):
-        return reaches
-    for option in options:
-        reach = _reach(case, option, best, contexts)
-        if reach is not None:
-            reaches.append(reach)
-    return reaches
-
-
-def _reach(
-    case: Case, option: DraftOption, best: Candidate, contexts: Array
-) -> Reach | None:
-    """The contexts at which a draft pays at the best candidate's batch and tp, up to the longest at
-    which it can run. None: it cannot run."""
-    points = _grid_of(case, best, (best.batch_size,), contexts, option)
-    drafted = _best_gammas(
-        case, option, points, np.ones((1, len(contexts)), dtype=np.bool_)
-    )
-    if not drafted.is_usable.any():
-        return None
-    longest = int(np.flatnonzero(drafted.is_usable[0])[-1])
-    upto = slice(longest + 1)
-    contexts = contexts[upto]
-    pays, surely, possibly = _spans(
-        contexts,
-        drafted.speedup[0, upto],
-        drafted.low[0, upto],
-        drafted.high[0, upto],
-    )
-    return Reach(
-        draft=option.draft,
-        draft_method=option.method,
-        batch_size=best.batch_size,
-        pays=pays,
-        surely=surely,
-        possibly=possibly,
-        contexts=(round(float(contexts[0])), round(float(contexts[-1]))),
-    )
-
-
-def _spans(
-    contexts: Array,
-    speedups: Array,
-    low: Array,
-    high: Array,
-) -> tuple[Span | None, Span | None, Span | None]:
-    """The widest range of contexts that pays, the widest inside it that surely does, and the one
-    around it that possibly does."""
-
-    def widest(runs: list[Span]) -> Span | None:
-        return max(
-            runs, key=lambda run: contexts[run[1]] / contexts[run[0]], default=None
-        )
-
-    def span(values: Array, run: Span | None) -> Span | None:
-        if run is None:
-            return None
-        return span_of(contexts, values, run)
-
-    pays = widest(runs_of(speedups))
-    around = runs_of(high)
-    inside: list[Span] = []
-    if pays is not None:
-        inside = [run for run in runs_of(low) if pays[0] <= run[0] <= pays[1]]
-        around = [run for run in around if run[0] <= pays[0] <= run[1]]
-    surely = widest(inside)
-    possibly = widest(around)
-    return span(speedups, pays), span(low, surely), span(high, possibly)
-
-
-def runs_of(speedups: Array) -> list[Span]:
-    """First and last index of each run of contexts with a speedup of at least 1."""
-    pays = np.concatenate(([False], speedups >= 1.0, [False]))
-    starts = np.flatnonzero(pays[1:] & ~pays[:-1])
-    ends = np.flatnonzero(pays[:-1] & ~pays[1:]) - 1
-    return list(zip(starts.tolist(), ends.tolist(), strict=True))
-
-
-def span_of(contexts: Array, speedups: Array, run: Span) -> Span:
-    """The contexts at which a run begins and ends, by interpolation in log(context)."""
-
-    def edge(inside: int, outside: int) -> int:
-        is_at_end = not 0 <= outside < len(contexts)
-        if (
-            is_at_end or speedups[outside] <= 0.0
-        ):  # 0: the draft cannot run there at all
-            return round(float(contexts[inside]))
-        gain = speedups[inside] - 1.0
-        share = gain / (speedups[inside] - speedups[outside])
-        ratio = contexts[outside] / contexts[inside]
-        return round(float(contexts[inside] * ratio**share))
-
-    return edge(run[0], run[0] - 1), edge(run[1], run[1] + 1)
+    below = np.flatnonzero(~pays)
+    first = int(below[-1]) + 1 if len(below) else 0
+    # 0: the draft cannot run there at all
+    if first == 0 or speedups[first - 1] <= 0.0:
+        return round(float(contexts[first]))
+    gain = speedups[first] - 1.0
+    share = gain / (speedups[first] - speedups[first - 1])
+    ratio = contexts[first - 1] / contexts[first]
+    return round(float(contexts[first] * ratio**share))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -60,9 +60,6 @@ class PlanRequest(Request, frozen=True, kw_only=True):
     """Lengths of requests; replaces `context_lens` and `gen_len`."""
     tree: TreeSpec | None = None
     """The shape of a head's drafts that branch; None: chains."""
-    reaches: Literal["all", "chosen", "none"] = "all"
-    """The drafts whose contexts at which they pay are looked for, which takes time: all, or only
-    the chosen one, or the fastest if none is chosen."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -32,8 +32,6 @@ from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.schema import MAX_BATCH, Candidate, LaneEvidence
 from magicdec.specs import Precision, bytes_per_element, valid_tp_sizes
 
-NOTICEABLE = 1.01
-"""Gain from which another gamma is named."""
 NEARLY_AS_MANY = 0.75
 """Share of the sequences without a draft that a draft must leave room for to set the batch."""
 MAX_EVERY_BATCH = 512
@@ -187,20 +185,6 @@ def every_gamma(
     prediction = whole.take(np.flatnonzero(whole.full(is_shown)))
     rows = candidates(free, prediction, option.acceptance, baseline=None)
     return Found(option=option, prediction=prediction, rows=rows)
-
-
-def better_gamma(case: Case, option: DraftOption, row: Candidate) -> Candidate | None:
-    """The row's draft at its best gamma, where that is noticeably faster than the gamma that was
-    asked for.
-    """
-    runs = []
-    for other in every_gamma(case, option, row).rows:
-        if other.fits and other.within_limits:
-            runs.append(other)
-    best = max(runs, key=lambda other: other.rate_per_gpu, default=row)
-    if best.gamma == row.gamma or best.rate_per_gpu < NOTICEABLE * row.rate_per_gpu:
-        return None
-    return best
 
 
 def _searched_batches(case: Case) -> Array:

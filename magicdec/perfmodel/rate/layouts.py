@@ -15,7 +15,7 @@ import msgspec
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.plan.choice import objective
 from magicdec.perfmodel.plan.drafts import draft_options
-from magicdec.perfmodel.plan.gamma import gamma_table, one_gamma
+from magicdec.perfmodel.plan.gamma import follows_table, gamma_table
 from magicdec.perfmodel.plan.request import (
     Case,
     DraftOption,
@@ -87,8 +87,7 @@ class ServedLayout:
         cost, _, _ = self.case.engine.table_costs(self.row.draft)
         if not cost:
             return self.with_policy("by batch")
-        one = one_gamma(self.case.engine, self._table, self.row)
-        if one is not None and one.follows_table:
+        if follows_table(self.case, self._table, self.row):
             return self.with_policy("by batch")
         return self.with_policy("fixed")
 
