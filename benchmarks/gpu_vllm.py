@@ -5,7 +5,8 @@ environment (benchmarks/gpu.py --all finds it: this Python, or .venv-vllm):
 
 Weights are random (vLLM's load format "dummy") and acceptance is simulated by the engine's synthetic rejection, so no
 checkpoint is needed. A trace of a few steps counts the kernels (on a CPU the operators) and the gaps between them. The
-last line is JSON. That greedy tokens are the engine's own is tests/vllm/test_engine_lossless.py's, a stage by itself.
+last line is JSON. That greedy tokens are the engine's own is a stage by itself,
+plugins/vllm/tests/test_engine_lossless.py.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # the package, where it is not installed
+# the packages, where they are not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugins" / "vllm"))
 
 import numpy as np
 import torch
 
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.repetitions import measure
-from magicdec.measure.vllm_session import VllmSession
 from magicdec.schema.record import append_record
 from magicdec.specs.catalog import MODELS_DIRECTORY
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
+from magicdec_vllm.session import VllmSession
 
 MODEL = "llama-3.1-8b"
 TINY = {

@@ -52,7 +52,7 @@ class Engine:
     def __init__(self, draft: str) -> None:
         from vllm import LLM
 
-        from magicdec.vllm.settings import DRAFT_CLASS
+        from magicdec.specs.vllm_plugin import DRAFT_CLASS
 
         options: dict[str, Any] = {}
         if draft == "ngram":

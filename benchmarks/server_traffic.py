@@ -60,7 +60,7 @@ SPECULATION: dict[str, dict[str, Any]] = {
     }},
     "plugin": {
         "speculative": {
-            "method": "custom_class", "model": "magicdec.vllm.draft.SparseDraft", "num_speculative_tokens": GAMMA,
+            "method": "custom_class", "model": "magicdec_vllm.draft.SparseDraft", "num_speculative_tokens": GAMMA,
         },
         "additional": {"magicdec": {"draft_method": "streamingllm", "draft_budget": BUDGET}},
     },

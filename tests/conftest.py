@@ -32,7 +32,7 @@ if not Path("/dev/nvidiactl").exists():
 # The same examples in every run: a commit that passes once passes again. HYPOTHESIS_PROFILE=default tries others.
 try:
     from hypothesis import HealthCheck, settings
-except ImportError:  # the environment of tests/vllm
+except ImportError:  # the environment of `make test-vllm`
     pass
 else:
     # how quickly inputs are made measures the machine, not the code

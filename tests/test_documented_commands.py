@@ -63,7 +63,7 @@ NEEDS = (
     "path/to/head", "path/to/deepseek-v3-like",
 )  # fmt: skip
 """A command that names one of these needs a running server, vLLM, results of a load generator (tests/live,
-tests/vllm), a table of the reader's (tests/validate), or a checkpoint that does not ship (tests/runtime)."""
+plugins/vllm/tests), a table of the reader's (tests/validate), or a checkpoint that does not ship (tests/runtime)."""
 
 LONG = ("validate acceptance", "validate published")
 """Kinds that fit and predict for many seconds; searches over layouts and batches (--gpus) and a PDF are as long. By

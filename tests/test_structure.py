@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "magicdec"
-KERNELS = {"runtime/kernels", "vllm/page_kernels.py", "suffix_tree.py"}
+KERNELS = {"runtime/kernels", "suffix_tree.py"}
 """Code for compilers (numba, Triton), which take no smaller pieces."""
 
 

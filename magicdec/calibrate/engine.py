@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,9 +32,9 @@ from magicdec.measure import (
     BenchmarkRequest,
     Clock,
     ReferenceTimes,
-    VllmSession,
     available_memory_bytes,
     in_own_process,
+    session_class,
 )
 from magicdec.perfmodel import (
     ForwardTime,
@@ -397,7 +397,7 @@ def _time_in_vllm(
     clock: Clock,
     rounds: int,
 ) -> list[TimedPoint]:
-    session = VllmSession(
+    session = session_class("vllm")(
         BenchmarkRequest(
             model=model,
             engine="vllm",
@@ -418,7 +418,7 @@ def _time_in_vllm(
 
 
 def _time_vllm_phases(
-    session: VllmSession,
+    session: Any,
     clock: Clock,
     shape: EngineShape,
     sampling: SamplingSpec,

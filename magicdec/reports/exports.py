@@ -41,12 +41,11 @@ from magicdec.reports.deployment import (
     unsupported,
 )
 from magicdec.schema import UNKNOWN_SITE, BatchBand, Plan, Record, Site
-from magicdec.specs import EngineProfile, load_engine
+from magicdec.specs import DRAFT_CLASS, EngineProfile, load_engine
 from magicdec.units import MICRO
 
-PLUGIN_CLASS = "magicdec.vllm.draft.SparseDraft"
 PLUGIN_METHODS = ("streamingllm",)
-"""Self-drafts that magicdec's own plugin (magicdec/vllm) runs in vLLM on any device."""
+"""Self-drafts that magicdec's own plugin (plugins/vllm) runs in vLLM on any device."""
 PLUGIN_PAGE_SIZE, PLUGIN_SMALLEST_BUDGET = 32, 96
 PROMPT_LOOKUP_MAX = 4
 """Longest n-gram that an n-gram draft looks up, where none was replayed."""
@@ -178,7 +177,7 @@ def _vllm_plugin(plan: Deployment) -> str:
     budget = max(best.draft_budget, PLUGIN_SMALLEST_BUDGET)
     lines = [
         *heading("vllm", plan),
-        "Needs magicdec's plugin: pip install 'magicdec[vllm]' in the engine's environment "
+        "Needs magicdec's plugin: pip install 'magicdec-vllm[vllm]' in the engine's environment "
         "(docs/vllm.md). Tested on "
         "CPUs; on a GPU nothing was measured yet.",
     ]
@@ -193,7 +192,7 @@ def _vllm_plugin(plan: Deployment) -> str:
     }
     config: dict[str, Any] = {
         "method": "custom_class",
-        "model": PLUGIN_CLASS,
+        "model": DRAFT_CLASS,
         "num_speculative_tokens": best.gamma,
     }
     if best.temperature > 0:

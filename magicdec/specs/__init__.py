@@ -122,6 +122,7 @@ if TYPE_CHECKING:
         head_method,
         load_head,
     )
+    from magicdec.specs.vllm_plugin import DRAFT_CLASS, VLLM_METHODS
     from magicdec.specs.workload import (
         MAX_TOKENS,
         RequestShape,

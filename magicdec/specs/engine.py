@@ -154,7 +154,7 @@ class EngineProfile(
 
     def table_costs(self, draft: str) -> tuple[float, float, float]:
         """`gamma_table_cost` with the ends of its interval. Self-drafts follow a table of their own
-        (magicdec/vllm), whose graphs are captured for every gamma.
+        (plugins/vllm), whose graphs are captured for every gamma.
         """
         if draft == "self":
             return 0.0, 0.0, 0.0

@@ -241,7 +241,7 @@ def test_the_setting_of_the_plugins_draft_names_its_budget():
     assert advice.best.gamma > 0
     text = setting(advice, "vllm")
     assert '"draft_budget": 512' in text
-    assert "magicdec.vllm.draft.SparseDraft" in text
+    assert "magicdec_vllm.draft.SparseDraft" in text
 
 
 def test_bands_cover_every_batch_once():

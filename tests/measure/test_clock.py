@@ -16,9 +16,9 @@ pytest.importorskip("torch")
 import magicdec
 from magicdec.errors import ConfigError
 from magicdec.measure.configuration import BenchmarkRequest
+from magicdec.measure.engines import in_own_process
 from magicdec.measure.environment import prepare, seconds
 from magicdec.measure.rank import benchmark
-from magicdec.measure.vllm_session import in_own_process
 from magicdec.specs.speculation import SpeculationSpec
 
 STAMPS = {"schema/record.py", "reports/data.py"}

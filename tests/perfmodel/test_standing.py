@@ -15,7 +15,7 @@ from magicdec.perfmodel.plan.standing import AskedDraft, Standing, has_module, s
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.names import named_models
-from magicdec.vllm.support import TESTED_VERSIONS, is_tested
+from magicdec.specs.vllm_plugin import TESTED_VERSIONS, is_tested
 
 
 def found(
@@ -235,7 +235,7 @@ def test_a_version_before_a_method_cannot_start_it(
 def test_a_sparse_self_draft_starts_where_its_plugin_does(
     version: str, starts: bool
 ) -> None:
-    """The plugin takes the versions that it was tested with alone (magicdec/vllm/support.py)."""
+    """The plugin takes the versions that it was tested with alone (specs/vllm_plugin.py)."""
     result = found(
         "qwen3-8b", "streamingllm", draft="self", engine=f"vllm{version}", exists=True
     )

@@ -34,7 +34,7 @@ from magicdec.reports.exports import draft_len_schedule, export
 from magicdec.schema.gamma_table import BatchBand, TableGamma
 from magicdec.schema.plan import plan_of
 from magicdec.specs.catalog import MODELS_DIRECTORY, model_names, served_checkpoint
-from magicdec.vllm.settings import read_settings
+from magicdec.specs.vllm_plugin import read_settings
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -18,7 +18,6 @@ from magicdec.runtime.kernels import (
     triton_fused,
     triton_sampling,
 )
-from magicdec.vllm import page_kernels
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 POINTERS = {"last": "*i64", "empty_first": "*i64"}
@@ -82,36 +81,6 @@ def main() -> None:
         ("fp32", 90, 3584, 64),
     ):
         show_fused(dtype, capability, hidden, head_dim)
-    for dtype, capability, page, group, head_dim, columns in (
-        ("bf16", 90, 16, 4, 128, 8192),
-        ("bf16", 80, 128, 7, 80, 1024),
-        ("fp32", 90, 64, 1, 64, 2048),
-    ):
-        show_pages(dtype, capability, page, group, head_dim, columns)
-
-
-def show_pages(
-    dtype: str, capability: int, page: int, group: int, head_dim: int, columns: int
-) -> None:
-    tiling = page_kernels.tiling(group=group, head_dim=head_dim)
-    constants = {
-        **tiling,
-        "PAGE": page,
-        "ROWS": page_kernels.ROWS,
-        "COLUMNS_PAD": columns,
-        "PAGES_PAD": 64,
-    }
-    constants |= {"WIDEN": False, "num_warps": 4, "num_stages": 3}
-    types = dict.fromkeys(("query", "means", "cache"), f"*{dtype}") | {
-        "logits": "*fp32",
-        "scale": "fp32",
-    }
-    types |= dict.fromkeys(("slots", "stop", "left_out", "rows"), "*i64")
-    types |= dict.fromkeys(("table", "chosen", "drafts_table"), "*i32")
-    show(page_kernels._average_kernel, dtype, types, constants, capability)
-    show(page_kernels._logits_kernel, dtype, types, constants, capability)
-    constants |= {"num_warps": page_kernels.num_warps(columns)}
-    show(page_kernels._choose_pages_kernel, dtype, types, constants, capability)
 
 
 def show_fused(dtype: str, capability: int, hidden: int, head_dim: int) -> None:

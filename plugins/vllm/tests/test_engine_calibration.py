@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 
 from magicdec.calibrate.engine import vllm_points
 from magicdec.calibrate.local_profile import EngineShape, LocalProfile
-from magicdec.measure.vllm_session import in_own_process
+from magicdec.measure.engines import in_own_process
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.schema.record import Record, read_records

@@ -38,7 +38,7 @@ def start_engines(
     from cases import ENGINE
     from serving import EngineProcess
 
-    from magicdec.vllm.settings import DRAFT_CLASS
+    from magicdec.specs.vllm_plugin import DRAFT_CLASS
 
     def start(
         name: str, requests: list[dict[str, Any]], gamma: int, **settings: Any

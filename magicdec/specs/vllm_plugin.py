@@ -1,5 +1,6 @@
-"""Settings of a draft in the engine's `--additional-config '{"magicdec": {...}}'`. Neither vLLM nor
-torch is needed.
+"""The plugin that drafts in vLLM (the package magicdec-vllm), as plans and exports know it: the class
+to name, the versions it was tested with, and the settings of a draft in the engine's
+`--additional-config '{"magicdec": {...}}'`. Neither vLLM nor torch is needed.
 
     {"draft_method": "streamingllm", "draft_budget": 512, "num_sink_tokens": 4, "refresh": 1,
      "gamma_table": {"batch_sizes": [1, 8], "context_lens": [1024, 4096], "gammas": [[0, 1], [0,
@@ -22,9 +23,9 @@ from magicdec.schema import TableGamma
 CONFIG_KEY = "magicdec"
 Method = Literal["streamingllm", "topk"]
 VLLM_METHODS: tuple[Method, ...] = ("streamingllm", "topk")
-DRAFT_CLASS = "magicdec.vllm.draft.SparseDraft"
-SPECULATOR_CLASS = "magicdec.vllm.speculator.SparseSpeculator"
-"""The class that drafts in the V2 model runner, where the first name stands for it."""
+DRAFT_CLASS = "magicdec_vllm.draft.SparseDraft"
+TESTED_VERSIONS = ("0.32",)
+"""Series of vLLM that are known to have the private parts that the plugin patches."""
 
 
 class DraftSettings(
@@ -34,8 +35,8 @@ class DraftSettings(
     forbid_unknown_fields=True,
     omit_defaults=True,
 ):
-    """Budget and sinks count KV slots as in specs/speculation.py; in the engine they come in whole
-    pages.
+    """A draft's settings. Budget and sinks count KV slots as in specs/speculation.py; in the engine
+    they come in whole pages.
     """
 
     draft_method: str = "streamingllm"
@@ -100,3 +101,11 @@ def num_sink_pages(num_sink_tokens: int, *, page_size: int) -> int:
     """Pages that the sinks take: sinks are the first tokens, so these are a sequence's first
     pages."""
     return -(-num_sink_tokens // page_size)
+
+
+def is_tested(version: str) -> bool:
+    """Whether the plugin was tested with this version of vLLM."""
+    return any(
+        version == tested or version.startswith(f"{tested}.")
+        for tested in TESTED_VERSIONS
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cases import MODEL
 
-sys.path.append(str(Path(__file__).parents[1] / "reports"))
+sys.path.append(str(Path(__file__).parents[3] / "tests" / "reports"))
 from samples_exports import CPU, DRAFTS, SITE, planned, sample, spread_plan, words_of
 
 from magicdec.reports.exports import export
@@ -59,7 +59,7 @@ def test_the_draft_takes_the_configuration_that_the_engine_makes_of_it(
     """On this machine: a CPU, the embedded model, fp32. The table and the fixed gamma that stands in the comments."""
     from vllm.engine.arg_utils import EngineArgs
 
-    from magicdec.vllm.draft import SparseDraft
+    from magicdec_vllm.draft import SparseDraft
 
     text = export("vllm", sample("sparse-self"), site=SITE if is_fixed else CPU)
     words = words_of(text)[3 if is_fixed else len(COMMAND) :]

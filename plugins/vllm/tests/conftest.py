@@ -6,17 +6,21 @@ Engine tests run where vLLM is installed (`make test-vllm`); elsewhere they are 
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+# before anything imports Triton: without a GPU its kernels are interpreted
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 ENGINE_TESTS = ["test_engine_*.py"]
 FOUND = importlib.util.find_spec("vllm")
-HAS_VLLM = (
-    FOUND is not None and FOUND.origin is not None
-)  # without an origin it is this folder
+HAS_VLLM = FOUND is not None and FOUND.origin is not None
 collect_ignore_glob = [] if HAS_VLLM else ENGINE_TESTS
 
 
@@ -114,7 +118,7 @@ def served(request: pytest.FixtureRequest) -> Served:
     from cases import ENGINE
     from serving import start_engine
 
-    from magicdec.vllm.settings import DRAFT_CLASS
+    from magicdec.specs.vllm_plugin import DRAFT_CLASS
 
     speculation = {
         "method": "custom_class",

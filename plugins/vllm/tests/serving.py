@@ -1,6 +1,6 @@
 """Drives an engine in this process, or one in a process of its own.
 
-python tests/vllm/serving.py question.json answer.json
+python plugins/vllm/tests/serving.py question.json answer.json
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import torch
 from graphs import Counted
 
-from magicdec.vllm.pages import most_pages, slots_of, streaming_window
+from magicdec_vllm.pages import most_pages, slots_of, streaming_window
 
 PAGE = 16
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.vllm.settings import DRAFT_CLASS
+from magicdec.specs.vllm_plugin import DRAFT_CLASS
 
 
 def engine_config(**arguments: Any) -> Any:
@@ -77,7 +77,7 @@ def config() -> Any:
 def test_what_is_not_supported_is_refused_in_one_line(
     config: Any, part: str, name: str, value: Any, message: str
 ) -> None:
-    from magicdec.vllm.draft import SparseDraft
+    from magicdec_vllm.draft import SparseDraft
 
     SparseDraft(config)
     setattr(attrgetter(part)(config), name, value)
@@ -90,7 +90,7 @@ def test_what_is_not_supported_is_refused_in_one_line(
 
 
 def test_a_model_with_layers_without_attention_is_refused(config: Any) -> None:
-    from magicdec.vllm.draft import SparseDraft
+    from magicdec_vllm.draft import SparseDraft
 
     config.model_config._model_info = replace(
         config.model_config._model_info, is_hybrid=True
@@ -122,7 +122,7 @@ def test_asynchronous_scheduling_is_refused_on_v1_only(
     """Asked for, it reaches the draft, which refuses it on V1; test_engine_v2.py runs it on V2."""
     from vllm.envs import disable_envs_cache
 
-    from magicdec.vllm.support import check_supported
+    from magicdec_vllm.support import check_supported
 
     speculation = {
         "method": "custom_class",
@@ -147,7 +147,7 @@ def test_v2_captures_graphs_for_every_gamma_of_the_table(
     """By the engine's own reading of its table; the largest gammas where there are fewer sequences than gammas."""
     from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
-    from magicdec.vllm.patches import capture_every_gamma
+    from magicdec_vllm.patches import capture_every_gamma
 
     config.scheduler_config.max_num_seqs = most
     capture_every_gamma(config)
@@ -177,7 +177,7 @@ def test_v2_has_a_whole_step_graph_for_every_batch_and_gamma(
     from vllm.platforms import current_platform
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
-    from magicdec.vllm.patches import (
+    from magicdec_vllm.patches import (
         _with_every_gamma,
         capture_every_gamma,
         capture_the_largest_batch,
@@ -225,13 +225,13 @@ def test_v2_has_a_whole_step_graph_for_every_batch_and_gamma(
 
 
 def test_an_untested_version_stays_as_it_is_and_refuses_the_draft(
-    config: Any, monkeypatch: pytest.MonkeyPatch
+    config: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import vllm
     from vllm.config import VllmConfig
 
-    from magicdec.vllm.draft import SparseDraft
-    from magicdec.vllm.plugin import register
+    from magicdec_vllm.draft import SparseDraft
+    from magicdec_vllm.plugin import register
 
     patched = VllmConfig.num_lookahead_tokens
     monkeypatch.setattr(
@@ -239,6 +239,8 @@ def test_an_untested_version_stays_as_it_is_and_refuses_the_draft(
     )
     monkeypatch.setattr(vllm, "__version__", "0.99.0")
     register()
+    (line,) = caplog.messages
+    assert "0.99.0 is untested" in line
     assert config.num_lookahead_tokens == 0
     with pytest.raises(ConfigError, match="untested"):
         SparseDraft(config)

@@ -1,12 +1,11 @@
 """Measures decoding in vLLM: autoregressive and speculative runs of one (model, batch, context) in
-one engine.
+one engine. magicdec finds it by the entry point `magicdec.sessions` (magicdec/measure/engines.py).
 
 The engine is in this process, so that its steps, and their process CPU time, can be timed. One
-engine serves all
-configurations: between runs only the draft's settings change, and autoregressive decoding is gamma
-    0; a request without configurations is decoded by the engine as it is, without the plugin. A run
-    begins with the step after which every sequence decodes, and ends with the step in which the
-    first one ends, as in session.py.
+engine serves all configurations: between runs only the draft's settings change, and autoregressive
+decoding is gamma 0; a request without configurations is decoded by the engine as it is, without the
+plugin. A run begins with the step after which every sequence decodes, and ends with the step in
+which the first one ends, as in magicdec/measure/session.py.
 
 A step is split by the engine's own calls: `draft` (all of what the plugin does), `verify` (or the
 pass of an autoregressive step, logits included), `sample` (logits to tokens, or rejection); `rest`
@@ -19,10 +18,8 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing import get_context
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,11 +38,9 @@ from magicdec.specs import (
     checkpoint_directory,
     load_model_spec,
 )
+from magicdec.specs.vllm_plugin import CONFIG_KEY, DRAFT_CLASS, DraftSettings
 from magicdec.units import GIB
-from magicdec.vllm.settings import CONFIG_KEY, DRAFT_CLASS, DraftSettings
 
-P = ParamSpec("P")
-T = TypeVar("T")
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -391,17 +386,3 @@ class _Steps:
                     int(output.request_id), min(count, self.max_gamma + 1) - 1
                 ] += 1
             self.has_ended |= output.finished
-
-
-def in_own_process(
-    function: Callable[P, T], *arguments: P.args, **named: P.kwargs
-) -> T:
-    """The call's result, or its exception, from a process of its own. The function is one of a
-    module; its arguments can be pickled.
-
-    vLLM is started so: it frees nothing of an engine's memory while its process lives, and its
-    search of all modules for kernels to replace fails in a process that has loaded numba, as our
-    kernels for CPUs and vLLM's own n-gram drafts do.
-    """
-    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *arguments, **named).result()

@@ -38,11 +38,11 @@ import torch
 from torch import Tensor
 
 from magicdec.errors import ConfigError
-from magicdec.vllm.pages import most_pages
-from magicdec.vllm.settings import DraftSettings, num_sink_pages
+from magicdec.specs.vllm_plugin import DraftSettings, num_sink_pages
+from magicdec_vllm.pages import most_pages
 
 if TYPE_CHECKING:
-    from magicdec.vllm.draft_pass import DraftBlock, DraftPasses
+    from magicdec_vllm.draft_pass import DraftBlock, DraftPasses
 
 BACKENDS = ("FLASH_ATTN", "TRITON_ATTN", "CPU_ATTN")
 """Attention backends that learn which pages to read from a table in the metadata alone."""
@@ -84,7 +84,7 @@ class PageMeans:
                 device=cache.device,
             )
         if cache.is_cuda:
-            from magicdec.vllm.page_kernels import average_full_pages
+            from magicdec_vllm.page_kernels import average_full_pages
 
             average_full_pages(cache[..., :head_dim], slots_T, self.means_NKD)
             return
@@ -178,7 +178,7 @@ class LayerChoice:
         query_BAD = query[: len(self.table)]
         means_NKD = self.means.means_NKD
         if query.is_cuda or os.environ.get("TRITON_INTERPRET") == "1":
-            from magicdec.vllm.page_kernels import choose_pages
+            from magicdec_vllm.page_kernels import choose_pages
 
             choose_pages(
                 query_BAD,

@@ -18,8 +18,8 @@ from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from magicdec.errors import ConfigError
-from magicdec.vllm.patches import is_asked_for
-from magicdec.vllm.settings import read_settings
+from magicdec.specs.vllm_plugin import read_settings
+from magicdec_vllm.patches import is_asked_for
 
 NAME = "magicdec:draft_info"
 LABELS = ("model_name", "engine", "draft", "draft_method", "draft_budget")

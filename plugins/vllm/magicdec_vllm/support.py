@@ -6,13 +6,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from magicdec.errors import ConfigError
-from magicdec.vllm.settings import DraftSettings, check_pages, read_settings
+from magicdec.specs.vllm_plugin import (
+    TESTED_VERSIONS,
+    DraftSettings,
+    check_pages,
+    is_tested,
+    read_settings,
+)
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
-TESTED_VERSIONS = ("0.32",)
-"""Series of vLLM that are known to have the private parts that are patched."""
 FULL_ATTENTION = ("full_attention", "attention")
 """Names that configurations of models give to layers that see all tokens."""
 SUPPORTED = (
@@ -46,13 +50,6 @@ def check_version(version: str) -> None:
             f"vLLM {version} is untested with magicdec's draft; tested: "
             f"{', '.join(TESTED_VERSIONS)}"
         )
-
-
-def is_tested(version: str) -> bool:
-    return any(
-        version == tested or version.startswith(f"{tested}.")
-        for tested in TESTED_VERSIONS
-    )
 
 
 def check_supported(config: VllmConfig) -> None:

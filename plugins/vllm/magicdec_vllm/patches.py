@@ -18,8 +18,11 @@ from torch import Tensor
 
 from magicdec.errors import ConfigError
 from magicdec.schema import TableGamma
-from magicdec.vllm.pages import memory_of_cache
-from magicdec.vllm.settings import DRAFT_CLASS, SPECULATOR_CLASS, read_settings
+from magicdec.specs.vllm_plugin import DRAFT_CLASS, read_settings
+from magicdec_vllm.pages import memory_of_cache
+
+SPECULATOR_CLASS = "magicdec_vllm.speculator.SparseSpeculator"
+"""The class that drafts in the V2 model runner, where DRAFT_CLASS stands for it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """An engine with n-gram drafts in a process of its own: its metrics before and after, and what each step emitted.
 
-python tests/vllm/observed.py observed.json
+python plugins/vllm/tests/observed.py observed.json
 
 Requests are aborted between two steps, so that none is cut within a step: what the engine counts is what was emitted.
 """

@@ -26,9 +26,9 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
 from magicdec.errors import ConfigError
-from magicdec.vllm.pages import slots_of, streaming_window
-from magicdec.vllm.settings import DraftSettings, num_sink_pages
-from magicdec.vllm.support import SUPPORTED
+from magicdec.specs.vllm_plugin import DraftSettings, num_sink_pages
+from magicdec_vllm.pages import slots_of, streaming_window
+from magicdec_vllm.support import SUPPORTED
 
 PADDING_SLOT = -1
 """Keys and values of a token with this slot are not stored."""

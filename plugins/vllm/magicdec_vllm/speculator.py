@@ -37,9 +37,9 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
 )
 from vllm.v1.worker.gpu.states import RequestState
 
-from magicdec.vllm.draft_pass import DraftPasses, check_cache
-from magicdec.vllm.page_scores import PageMeans, PageSelector, watch_layers
-from magicdec.vllm.support import checked_settings
+from magicdec_vllm.draft_pass import DraftPasses, check_cache
+from magicdec_vllm.page_scores import PageMeans, PageSelector, watch_layers
+from magicdec_vllm.support import checked_settings
 
 NOBODY = -1
 """A row that drafts for no request, in a graph larger than the batch or while a prompt is

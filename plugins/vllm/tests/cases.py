@@ -9,7 +9,7 @@ from typing import Any
 
 from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
 
-MODEL = Path(__file__).resolve().parents[2] / "magicdec" / "data" / "embedded"
+MODEL = Path(__file__).resolve().parents[3] / "magicdec" / "data" / "embedded"
 VOCABULARY = 2048
 MAX_MODEL_LEN = 1536
 PAGE_SIZE = 32

@@ -3,7 +3,12 @@ is one, interpreted otherwise). No engine is needed."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +23,10 @@ import triton
 from torch import Tensor
 
 from magicdec.errors import ConfigError
-from magicdec.vllm.page_kernels import average_full_pages
-from magicdec.vllm.page_scores import PageMeans, PageSelector, watch_layers
-from magicdec.vllm.pages import memory_of_cache, streaming_window
-from magicdec.vllm.settings import DraftSettings, num_sink_pages
+from magicdec.specs.vllm_plugin import DraftSettings, num_sink_pages
+from magicdec_vllm.page_kernels import average_full_pages
+from magicdec_vllm.page_scores import PageMeans, PageSelector, watch_layers
+from magicdec_vllm.pages import memory_of_cache, streaming_window
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [
@@ -274,6 +279,32 @@ def test_a_choice_serves_as_many_blocks_as_asked(
             batch.cached_B[2] = 300
     assert batch.cached_B[1] > 160 + 4
     assert passes.tolist() == ([12, 9, 12] if refresh == 1 else [4, 3, 5])
+
+
+@pytest.mark.slow
+def test_page_kernels_compile_for_gpus(tmp_path: Path) -> None:
+    """For sm_80 and sm_90: within their shared memory, without spilled registers."""
+    plugin = Path(__file__).parents[1]
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(plugin.parents[1]), str(plugin)]),
+    }
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("compile_page_kernels.py"))],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    compiled = [json.loads(line) for line in done.stdout.splitlines()]
+    kernels = {"_average_kernel", "_logits_kernel", "_choose_pages_kernel"}
+    assert {row["kernel"] for row in compiled} == kernels
+    limit = {80: 163 * 1024, 90: 227 * 1024}
+    for row in compiled:
+        assert row["shared_bytes"] <= limit[row["capability"]], row
+        assert row["spilled_bytes"] == 0, row
 
 
 def test_means_and_scores_take_their_share_of_the_memory() -> None:

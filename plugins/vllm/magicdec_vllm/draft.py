@@ -23,10 +23,10 @@ from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from magicdec.vllm.draft_pass import DraftPasses, check_cache
-from magicdec.vllm.page_scores import PageMeans, PageSelector, watch_layers
-from magicdec.vllm.patches import repair_cpu_sampling
-from magicdec.vllm.support import checked_settings
+from magicdec_vllm.draft_pass import DraftPasses, check_cache
+from magicdec_vllm.page_scores import PageMeans, PageSelector, watch_layers
+from magicdec_vllm.patches import repair_cpu_sampling
+from magicdec_vllm.support import checked_settings
 
 
 def _passes_of(runner: Any) -> DraftPasses:
