@@ -238,7 +238,7 @@ def machine(given: argparse.Namespace) -> None:
     engine = path.with_suffix(".engine.toml")
     engine.write_text(
         engine.read_text().replace(
-            "relative_error", f"prefill_tokens = {MAX_TOKENS}\nrelative_error", 1
+            "[scheduler]", f"[scheduler]\nprefill_tokens = {MAX_TOKENS}", 1
         )
     )
 

@@ -54,15 +54,15 @@ PAGE = "MagicDec project page (https://infini-ai-lab.github.io/MagicDec-part2/)"
 FAMILY = ["llama-3-8b", "llama-3.1-70b", "llama-3.1-405b", "llama-3-70b"]
 
 PARAMETERS = {
-    "attention_factor": (0.9, 0.3, "log"),
-    "verify_attention_factor": (1.0, 0.2, "log"),
-    "attention_wave_weight": (0.35, 0.3, "plain"),
-    "sampling_passes": (40.0, 1.0, "log"),
-    "accept_passes": (80.0, 1.0, "log"),
-    "layer_overhead_s": (40e-6, 60e-6, "plain"),
-    "forward_overhead_s": (0.5e-3, 1e-3, "plain"),
-    "draft_step_overhead_s": (0.2e-3, 0.5e-3, "plain"),
-    "step_overhead_s": (0.5e-3, 1e-3, "plain"),
+    "kernels.attention_factor": (0.9, 0.3, "log"),
+    "kernels.verify_attention_factor": (1.0, 0.2, "log"),
+    "kernels.attention_wave_weight": (0.35, 0.3, "plain"),
+    "sampling.sampling_passes": (40.0, 1.0, "log"),
+    "sampling.accept_passes": (80.0, 1.0, "log"),
+    "overheads.layer_overhead_s": (40e-6, 60e-6, "plain"),
+    "overheads.forward_overhead_s": (0.5e-3, 1e-3, "plain"),
+    "overheads.draft_step_overhead_s": (0.2e-3, 0.5e-3, "plain"),
+    "overheads.step_overhead_s": (0.5e-3, 1e-3, "plain"),
 }
 """Engine constants: prior middle, prior standard deviation, and whether that is of the logarithm."""
 LOGIT_RATE_PRIOR = (1.6, 1.0)
@@ -137,12 +137,14 @@ def engine_from(values: dict[str, float]) -> EngineProfile:
             EngineDraft(),
         ),
     ).with_constants(
-        attention_kernel="split",
-        attention_blocks_per_multiprocessor=2.0,
-        standalone_draft_tp_size=1,
-        catch_up="always",
-        vocabulary="gather",
-        **values,
+        {
+            "kernels.attention_kernel": "split",
+            "kernels.attention_blocks_per_multiprocessor": 2.0,
+            "paths.standalone_draft_tp_size": 1,
+            "paths.catch_up": "always",
+            "sampling.vocabulary": "gather",
+            **values,
+        }
     )
 
 
@@ -186,7 +188,7 @@ def fit_engine(
         verify
     ) in VERIFY_STARTS:  # the best gamma jumps, so that there are several minima
         start = np.array(middle)
-        start[list(PARAMETERS).index("verify_attention_factor")] = verify
+        start[list(PARAMETERS).index("kernels.verify_attention_factor")] = verify
         fits.append(least_squares(residuals, start, diff_step=1e-3, max_nfev=40))
     return unpack(np.asarray(min(fits, key=lambda fit: float(fit.cost)).x))
 
@@ -414,20 +416,24 @@ def write_snapkv_profile(directory: Path) -> None:
 def write_engine(engine: EngineProfile, errors: EngineErrors) -> EngineProfile:
     rounded = {name: float(f"{engine.constant(name):.4g}") for name in PARAMETERS}
     engine = engine.with_constants(
-        **rounded,
-        relative_error=round(errors.latency, 3),
-        speedup_relative_error=round(errors.speedup, 3),
-        fitted_device=FITTED_DEVICE,
-        fitted_on="half of the published latencies of Llama-2-7B-32K with TinyLlama-1.1B on 8xA100 (9 of 20 shapes, a "
-        "checkerboard over contexts x batches)",
-        sources={
-            "constants": f"scripts/fit_engine_profile.py on {PAGE}, throughput-latency charts",
-            "relative_error": "root mean square error of the latencies at contexts left out of the fit, each in turn; "
-            "speedup_relative_error likewise",
-            "sampling_passes": "fitted; of this size because the runtime sorts the vocabulary for top-p at each draw",
-            "attention_blocks_per_multiprocessor": "two: where the published latencies dip (64 sequences x 4 heads)",
-            "standalone_draft_tp_size": "one rank fits the speculative latencies to 1 %, eight to 4 %",
-        },
+        {
+            **rounded,
+            "errors.relative_error": round(errors.latency, 3),
+            "errors.speedup_relative_error": round(errors.speedup, 3),
+            "fitted_device": FITTED_DEVICE,
+            "fitted_on": "half of the published latencies of Llama-2-7B-32K with TinyLlama-1.1B on 8xA100 (9 of 20 "
+            "shapes, a checkerboard over contexts x batches)",
+            "sources": {
+                "constants": f"scripts/fit_engine_profile.py on {PAGE}, throughput-latency charts",
+                "errors.relative_error": "root mean square error of the latencies at contexts left out of the fit, "
+                "each in turn; speedup_relative_error likewise",
+                "sampling.sampling_passes": "fitted; of this size because the runtime sorts the vocabulary for top-p "
+                "at each draw",
+                "kernels.attention_blocks_per_multiprocessor": "two: where the published latencies dip "
+                "(64 sequences x 4 heads)",
+                "paths.standalone_draft_tp_size": "one rank fits the speculative latencies to 1 %, eight to 4 %",
+            },
+        }
     )
     save_engine(engine, ENGINES_DIRECTORY / "magicdec-2024.toml")
     return engine
@@ -479,7 +485,11 @@ def main() -> None:
     print(
         {
             name: engine.constant(name)
-            for name in (*PARAMETERS, "relative_error", "speedup_relative_error")
+            for name in (
+                *PARAMETERS,
+                "errors.relative_error",
+                "errors.speedup_relative_error",
+            )
         }
     )
     write_pair_profile(pair, latencies, errors.log_rejection, budget_error)

@@ -48,19 +48,19 @@ FILES = (
     "speculative_moe.csv",
 )
 SOURCES = {
-    "ngram_lookup_s_per_sequence": "assumed: a search of a few thousand tokens on the host",
+    "drafts.search_s_per_sequence": "assumed: a search of a few thousand tokens on the host",
     "constants": "scripts/fit_serving_engines.py on measured servers of aiconfigurator-core 0.12.0 (Apache-2.0): "
     "InferenceMAX and NVIDIA's runs",
-    "relative_error": "spread of the fitted rows, with each tp left out if that is wider; other_device_error and "
-    "other_model_error with each left out in turn",
+    "errors.relative_error": "spread of the fitted rows, with each tp left out if that is wider; other_device_error "
+    "and other_model_error with each left out in turn",
 }
 PAIRS_SCRIPT = "scripts/fit_speculation.py"
 """The script whose constants of drafts stay as they are."""
 DRAFT_PRIORS = {
-    "draft_step_overhead_s": Free(prior=0.2e-3, spread=1.0),
-    "step_overhead_s": Free(prior=1e-3, spread=1.0),
-    "eagle3_draft_overhead_s": Free(prior=0.2e-3, spread=1.0),
-    "eagle3_step_overhead_s": Free(prior=0.3e-3, spread=1.0),
+    "overheads.draft_step_overhead_s": Free(prior=0.2e-3, spread=1.0),
+    "overheads.step_overhead_s": Free(prior=1e-3, spread=1.0),
+    "drafts.eagle3.draft_overhead_s": Free(prior=0.2e-3, spread=1.0),
+    "drafts.eagle3.step_overhead_s": Free(prior=0.3e-3, spread=1.0),
 }
 """Priors of the constants that speculative rows tell."""
 NO_DRAFTS_MEASURED = "vLLM's, on top of this engine's own step: nothing was measured"
@@ -72,8 +72,8 @@ def rounded(profile: EngineProfile, priors: Iterable[str]) -> EngineProfile:
         name: float(f"{profile.constant(name):.3g}") for name in priors
     }
     if not profile.scheduler.asynchronous_since:
-        values["older_sequence_overhead_s"] = None
-    return profile.with_constants(**values)
+        values["overheads.older_sequence_overhead_s"] = None
+    return profile.with_constants(values)
 
 
 def report(name: str, what: str, rows: list[ServingRow], predicted: Array) -> None:
@@ -113,9 +113,9 @@ def errors_of(rows: list[ServingRow], fitted: Engines) -> dict[str, dict[str, fl
             for what, values in predicted.items()
         }
         errors[name] = {
-            "relative_error": max(spread["fitted"], spread["tp"]),
-            "other_device_error": spread["device"],
-            "other_model_error": spread["model"],
+            "errors.relative_error": max(spread["fitted"], spread["tp"]),
+            "errors.other_device_error": spread["device"],
+            "errors.other_model_error": spread["model"],
         }
     return errors
 
@@ -125,11 +125,13 @@ def described(
 ) -> EngineProfile:
     versions = ", ".join(sorted({row.engine_version for row in rows}))
     return profile.with_constants(
-        fitted_on=f"{len(rows)} rows of measured servers: {versions}",
-        fitted_devices=tuple(sorted({row.hardware for row in rows})),
-        fitted_models=tuple(sorted({row.model for row in rows})),
-        sources=profile.sources | SOURCES,
-        **{name: round(error, 3) for name, error in errors.items()},
+        {
+            "fitted_on": f"{len(rows)} rows of measured servers: {versions}",
+            "fitted_devices": tuple(sorted({row.hardware for row in rows})),
+            "fitted_models": tuple(sorted({row.model for row in rows})),
+            "sources": profile.sources | SOURCES,
+            **{name: round(error, 3) for name, error in errors.items()},
+        }
     )
 
 
@@ -159,13 +161,13 @@ def fit_drafts(
                 vllm.overheads.step_overhead_s
                 - vllm.overheads.autoregressive_overhead_s
             )
-            costs["step_overhead_s"] = float(
+            costs["overheads.step_overhead_s"] = float(
                 f"{profile.overheads.autoregressive_overhead_s + max(beyond, 0.0):.3g}"
             )
             source = NO_DRAFTS_MEASURED
         result.append(
             profile.with_constants(
-                **costs, sources=profile.sources | {"draft costs": source}
+                {**costs, "sources": profile.sources | {"draft costs": source}}
             )
         )
         if mine:

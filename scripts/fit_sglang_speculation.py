@@ -39,10 +39,10 @@ SPECBUNDLE = (
     Path(__file__).resolve().parents[1] / "tests/data/speculation/specbundle.csv.gz"
 )
 PRIORS = {
-    "draft_step_overhead_s": Free(prior=100e-6, spread=1.0),
-    "step_overhead_s": Free(prior=1.0e-3, spread=0.7),
+    "overheads.draft_step_overhead_s": Free(prior=100e-6, spread=1.0),
+    "overheads.step_overhead_s": Free(prior=1.0e-3, spread=0.7),
 }
-NONE = {"eagle3_draft_overhead_s": 0.0, "eagle3_step_overhead_s": 0.0}
+NONE = {"drafts.eagle3.draft_overhead_s": 0.0, "drafts.eagle3.step_overhead_s": 0.0}
 """Apart from the others only in versions before 0.5.11, from whose chains they are."""
 
 
@@ -94,12 +94,12 @@ def fit(loads: Sequence[Load], engine: EngineProfile) -> EngineProfile:
     """Each model has the same weight, however many texts it was asked."""
 
     def residuals(values: dict[str, float]) -> Array:
-        errors = log_errors(loads, engine.with_constants(**values, **NONE))
+        errors = log_errors(loads, engine.with_constants({**values, **NONE}))
         return np.concatenate([error / np.sqrt(error.size) / 0.05 for error in errors])
 
     found = solve(PRIORS, residuals)
     values = {name: float(f"{value:.3g}") for name, value in found.values.items()}
-    return engine.with_constants(**values, **NONE)
+    return engine.with_constants({**values, **NONE})
 
 
 def mape(error: Array) -> float:

@@ -41,12 +41,12 @@ from magicdec.validate.rows import published, read_rows
 
 ENGINE = "vllm"
 PRIORS = {
-    "draft_step_overhead_s": Free(prior=50e-6, spread=1.0),
-    "step_overhead_s": Free(prior=0.4e-3, spread=0.5),
-    "speculation_sequence_s": Free(prior=15e-6, spread=1.0),
-    "greedy_accept_passes": Free(prior=5.0, spread=0.7),
-    "uncaptured_pass_s": Free(prior=1.2e-3, spread=0.5),
-    "query_tile_reread": Free(prior=0.5, spread=0.5),
+    "overheads.draft_step_overhead_s": Free(prior=50e-6, spread=1.0),
+    "overheads.step_overhead_s": Free(prior=0.4e-3, spread=0.5),
+    "overheads.speculation_sequence_s": Free(prior=15e-6, spread=1.0),
+    "sampling.greedy_accept_passes": Free(prior=5.0, spread=0.7),
+    "graphs.uncaptured_pass_s": Free(prior=1.2e-3, spread=0.5),
+    "kernels.query_tile_reread": Free(prior=0.5, spread=0.5),
 }
 EXPANDS_BEFORE = "0.8"
 """The version before which a batch is expanded by its drafted tokens."""
@@ -128,7 +128,7 @@ def at(codes: Array) -> EngineProfile:
 
     expanding = {"overheads": decoded(EXPANDING_PRIORS, codes[split:])}
     older = profile.before | {EXPANDS_BEFORE: expanding}
-    return profile.with_constants(**decoded(PRIORS, codes[:split]), before=older)
+    return profile.with_constants({**decoded(PRIORS, codes[:split]), "before": older})
 
 
 def fit(rows: Rows) -> EngineProfile:
@@ -156,8 +156,10 @@ def rounded(profile: EngineProfile) -> EngineProfile:
     expanding = {"overheads": short(profile.before[EXPANDS_BEFORE]["overheads"])}
     older = profile.before | {EXPANDS_BEFORE: expanding}
     return profile.with_constants(
-        **short({name: profile.constant(name) for name in PRIORS}),
-        before=older,
+        {
+            **short({name: profile.constant(name) for name in PRIORS}),
+            "before": older,
+        }
     )
 
 

@@ -62,7 +62,9 @@ def _system(row: dict[str, str]) -> System:
     )
     engine, per_node = load_engine(row["engine"]), int(row["gpus_per_node"])
     if row["phase"] == "prefill":
-        engine = engine.with_constants(prefill_tokens=int(batch * tokens))  # one pass
+        engine = engine.with_constants(
+            {"scheduler.prefill_tokens": int(batch * tokens)}
+        )  # one pass
     setup = Setup(
         model=load_model_spec(row["model"]), hardware=load_hardware(row["hardware"]), engine=engine,
         precision=Precision(weight_dtype="fp8_block", kv_dtype="bf16"),

@@ -191,8 +191,8 @@ def shipped_engine(
     }
     widened = {}
     for field, term in (
-        ("relative_error", "step_s"),
-        ("speedup_relative_error", "speedup"),
+        ("errors.relative_error", "step_s"),
+        ("errors.speedup_relative_error", "speedup"),
     ):
         missed = [
             error for pair in measured.pairs if (error := pair.error(term)) is not None
@@ -204,15 +204,17 @@ def shipped_engine(
                 f"root mean square error {rms:.1%} of {len(missed)} runs that were predicted first"
             )
     return _rounded(own).with_constants(
-        name=name,
-        description=f"The runtime of this package on {measured.device}",
-        fitted_on=f"single engine steps on {measured.device}, {measured.versions}",
-        fitted_device=hardware_name,
-        workspace_bytes=load_engine(
-            "ours"
-        ).memory.workspace_bytes,  # which calibration does not measure
-        sources=sources,
-        **widened,
+        {
+            "name": name,
+            "description": f"The runtime of this package on {measured.device}",
+            "fitted_on": f"single engine steps on {measured.device}, {measured.versions}",
+            "fitted_device": hardware_name,
+            "memory.workspace_bytes": load_engine(
+                "ours"
+            ).memory.workspace_bytes,  # which calibration does not measure
+            "sources": sources,
+            **widened,
+        }
     )
 
 

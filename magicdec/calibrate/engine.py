@@ -460,19 +460,19 @@ FIXED_COST = Free(
     unit=200 * MICRO,
 )
 FREE = {
-    "gemm_factor": FACTOR,
-    "attention_factor": FACTOR,
-    "verify_attention_factor": FACTOR,
-    "draft_attention_factor": FACTOR,
-    "layer_overhead_s": FIXED_COST,
-    "draft_step_overhead_s": FIXED_COST,
-    "draft_block_overhead_s": FIXED_COST,
-    "verify_overhead_s": FIXED_COST,
+    "kernels.gemm_factor": FACTOR,
+    "kernels.attention_factor": FACTOR,
+    "kernels.verify_attention_factor": FACTOR,
+    "kernels.draft_attention_factor": FACTOR,
+    "overheads.layer_overhead_s": FIXED_COST,
+    "overheads.draft_step_overhead_s": FIXED_COST,
+    "overheads.draft_block_overhead_s": FIXED_COST,
+    "overheads.verify_overhead_s": FIXED_COST,
 }
 """The fitted constants."""
 FREE_WITH_HEAD = FREE | {
-    "forward_overhead_s": FIXED_COST,
-    "head_block_overhead_s": FIXED_COST,
+    "overheads.forward_overhead_s": FIXED_COST,
+    "overheads.head_block_overhead_s": FIXED_COST,
 }
 """The fitted constants where a head was timed too: its pass has fewer layers than the target's,
 which tells what a pass costs from what its layers cost."""
@@ -536,7 +536,7 @@ def fit_engine(
         return missed
 
     def residuals(values: dict[str, float]) -> Array:
-        missed = errors(engine.with_constants(**values))
+        missed = errors(engine.with_constants(values))
         return np.concatenate([*missed.values()])
 
     solution = solve(
@@ -546,7 +546,7 @@ def fit_engine(
         loss="soft_l1",
         f_scale=0.1,  # a phase that was disturbed by more counts by its size, not its square
     )
-    fitted = engine.with_constants(**solution.values)
+    fitted = engine.with_constants(solution.values)
     num_timings = sum(tables[name]["time_s"].size for name in FITTED_PHASES)
     # errors of the shapes that were fitted are smaller than those of others
     in_sample = np.sqrt(num_timings / max(num_timings - len(free), 1.0))
@@ -563,10 +563,14 @@ def fit_engine(
         kept = _columns(points, "head upkeep")
         known = predict(kept, engine=fitted, speculation=head)
         left_s = float(np.median(_usual_s(kept, usual_s) - known.upkeep.total_s))
-        fitted = fitted.with_constants(eagle3_step_overhead_s=max(left_s, 0.0))
+        fitted = fitted.with_constants(
+            {"drafts.eagle3.step_overhead_s": max(left_s, 0.0)}
+        )
     profile = fitted.with_constants(
-        relative_error=of_step,
-        speedup_relative_error=of_speedup,
+        {
+            "errors.relative_error": of_step,
+            "errors.speedup_relative_error": of_speedup,
+        }
     )
     return EngineFit(profile=profile, phase_error=phase_error)
 
@@ -716,12 +720,14 @@ def _fit_vocabulary(
     accept_base, accept = line("accept", "verified", greedy=False)
     _, greedy_accept = line("accept", "verified", greedy=True)
     return base.with_constants(
-        sampling_base_s=sample_base,
-        sampling_s_per_element=sample,
-        greedy_s_per_element=greedy_sample,
-        accept_base_s=accept_base,
-        accept_s_per_element=accept,
-        greedy_accept_s_per_element=greedy_accept,
+        {
+            "sampling.sampling_base_s": sample_base,
+            "sampling.sampling_s_per_element": sample,
+            "sampling.greedy_s_per_element": greedy_sample,
+            "sampling.accept_base_s": accept_base,
+            "sampling.accept_s_per_element": accept,
+            "sampling.greedy_accept_s_per_element": greedy_accept,
+        }
     )
 
 
@@ -741,18 +747,22 @@ def _fit_upkeep(
         per_step, per_sequence = _line(upkeep["batch_size"], upkeep_s)
         after_sampling = after_sampling - per_sequence * bookkeeping["batch_size"]
         base = base.with_constants(
-            step_overhead_s=per_step,
-            sequence_overhead_s=per_sequence,
+            {
+                "overheads.step_overhead_s": per_step,
+                "overheads.sequence_overhead_s": per_sequence,
+            }
         )
     else:
         per_step, per_token = _line(upkeep["verified"], upkeep_s)
         base = base.with_constants(
-            step_overhead_s=0.0,
-            upkeep_base_s=per_step,
-            upkeep_s_per_token=per_token,
+            {
+                "overheads.step_overhead_s": 0.0,
+                "overheads.upkeep_base_s": per_step,
+                "overheads.upkeep_s_per_token": per_token,
+            }
         )
     alone_s = max(float(np.median(after_sampling)), 0.0)
-    return base.with_constants(autoregressive_overhead_s=alone_s)
+    return base.with_constants({"overheads.autoregressive_overhead_s": alone_s})
 
 
 def _line(x: Array, y: Array) -> tuple[float, float]:

@@ -433,18 +433,22 @@ def _base_engine(name: str, hardware_name: str) -> EngineProfile:
     if known.name != "ours":
         # the catalog's constants are fitted to other devices; what the engine can do stays
         known = EngineProfile(name=known.name, drafts=known.drafts).with_constants(
-            native_formats=known.kernels.native_formats,
-            fused_experts=known.kernels.fused_experts,
-            draft_on_all_ranks=known.paths.draft_on_all_ranks,
-            catch_up=known.paths.catch_up,
-            streaming_in_place=True,
+            {
+                "kernels.native_formats": known.kernels.native_formats,
+                "kernels.fused_experts": known.kernels.fused_experts,
+                "paths.draft_on_all_ranks": known.paths.draft_on_all_ranks,
+                "paths.catch_up": known.paths.catch_up,
+                "paths.streaming_in_place": True,
+            }
         )
     return known.with_constants(
-        name=f"{name} on {hardware_name}",
-        fitted_on=f"single engine steps on {hardware_name}",
-        attention_kernel="measured",
-        forward_overhead_s=0.0,
-        workspace_bytes=0.0,
+        {
+            "name": f"{name} on {hardware_name}",
+            "fitted_on": f"single engine steps on {hardware_name}",
+            "kernels.attention_kernel": "measured",
+            "overheads.forward_overhead_s": 0.0,
+            "memory.workspace_bytes": 0.0,
+        }
     )
 
 

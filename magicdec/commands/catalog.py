@@ -5,6 +5,7 @@ as JSON.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -252,7 +253,6 @@ def engines_command(
 def _describe(engine: EngineProfile, output: str) -> None:
     """An engine's drafts with their paths, by version, and where its constants are from."""
     from magicdec.reports import text_table
-    from magicdec.specs import leaves
 
     drafts = []
     for kind, own in engine.drafts.items():
@@ -289,14 +289,25 @@ def _describe(engine: EngineProfile, output: str) -> None:
     cells = [list(row.values()) for row in drafts]
     console.print(text_table(heads, cells, wraps=("runner", "path")))
     differences = [
-        [f"before {bound}", ".".join(place), str(value)]
+        [f"before {bound}", address, str(value)]
         for bound in engine.bounds
-        for place, value in leaves(engine.before[bound])
+        for address, value in _constants(engine.before[bound])
     ]
     if differences:
         console.print()
         console.print(text_table(["version", "differs in", "value"], differences))
     _print_sources(engine.sources)
+
+
+def _constants(
+    tables: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """The values of tables within tables, each under its address."""
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from _constants(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _print_sources(sources: dict[str, str]) -> None:

@@ -61,18 +61,20 @@ from magicdec.specs import EngineProfile, ModelSpec, save_engine
 from magicdec.units import MILLI
 
 FREE = {
-    "gemm_factor": Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))),
-    "attention_factor": Free(
+    "kernels.gemm_factor": Free(
         prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))
     ),
-    "forward_overhead_s": Free(
+    "kernels.attention_factor": Free(
+        prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))
+    ),
+    "overheads.forward_overhead_s": Free(
         scale="linear",
         prior=MILLI,
         spread=math.inf,
         limits=(0.0, 10.0),
         unit=MILLI,
     ),
-    "sequence_overhead_s": Free(
+    "overheads.sequence_overhead_s": Free(
         scale="linear",
         prior=1e-4,
         spread=math.inf,
@@ -82,20 +84,20 @@ FREE = {
 }
 """Factors on another engine's kernels, and fixed costs, of which nothing is expected."""
 PROMPT_FREE = {
-    "prefill_factor": Free(
+    "scheduler.prefill_factor": Free(
         prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))
     ),
-    "prefill_attention_factor": Free(
+    "kernels.prefill_attention_factor": Free(
         prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))
     ),
-    "request_latency_s": Free(
+    "scheduler.request_latency_s": Free(
         scale="linear",
         prior=MILLI,
         spread=math.inf,
         limits=(0.0, 10.0),
         unit=MILLI,
     ),
-    "request_overhead_s": Free(
+    "scheduler.request_overhead_s": Free(
         scale="linear",
         prior=MILLI,
         spread=math.inf,
@@ -412,14 +414,18 @@ def fit_server(
         sources[constant] = f"{value:.4g} (90 % interval {low:.4g} to {high:.4g})"
     error = float(np.clip(max(unexplained, noise), MIN_ERROR, MAX_ERROR))
     engine = engine.with_constants(
-        name=name,
-        description=f"{setup.engine.name}, fitted to a running server from outside",
-        fitted_device=setup.hardware.name,
-        fitted_devices=(setup.hardware.name,),
-        fitted_models=(setup.model.name,),
-        relative_error=error,
-        speedup_relative_error=max(error, setup.engine.errors.speedup_relative_error),
-        sources=sources,
+        {
+            "name": name,
+            "description": f"{setup.engine.name}, fitted to a running server from outside",
+            "fitted_device": setup.hardware.name,
+            "fitted_devices": (setup.hardware.name,),
+            "fitted_models": (setup.model.name,),
+            "errors.relative_error": error,
+            "errors.speedup_relative_error": max(
+                error, setup.engine.errors.speedup_relative_error
+            ),
+            "sources": sources,
+        }
     )
     errors = np.expm1(missed)
     return ServerFit(
@@ -477,7 +483,7 @@ def _with_prompts(
     measured = np.log([point.ttft_s for point in fitted])
 
     def residuals(values: dict[str, float]) -> Array:
-        at = engine.with_constants(prompt_token_latency_s=0.0, **values)
+        at = engine.with_constants({"scheduler.prompt_token_latency_s": 0.0, **values})
         return np.asarray(
             np.log(first_token_s(fitted, setup, at, tp_size=tp_size)) - measured
         )
@@ -490,7 +496,9 @@ def _with_prompts(
         f_scale=SERVED_LOSS_SCALE,
         x_scale="jac",
     )
-    return engine.with_constants(prompt_token_latency_s=0.0, **solved.values)
+    return engine.with_constants(
+        {"scheduler.prompt_token_latency_s": 0.0, **solved.values}
+    )
 
 
 def _measured_steps(points: Sequence[Measured], gamma: int) -> list[float]:
@@ -541,11 +549,13 @@ def predicted_steps(
 def _engine(values: dict[str, float], setup: Setup) -> EngineProfile:
     """The profile of the fitted numbers, which hold what a step takes beyond its kernels."""
     return setup.engine.with_constants(
-        **values,
-        layer_overhead_s=0.0,
-        autoregressive_overhead_s=0.0,
-        step_overhead_s=0.0,
-        overhead_on={},
+        {
+            **values,
+            "overheads.layer_overhead_s": 0.0,
+            "overheads.autoregressive_overhead_s": 0.0,
+            "overheads.step_overhead_s": 0.0,
+            "overheads.overhead_on": {},
+        }
     )
 
 

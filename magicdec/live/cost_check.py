@@ -36,12 +36,12 @@ from magicdec.units import MILLI
 
 NAME = re.compile(r"cost-(?:plain|k(\d+)-(\d+(?:\.\d+)?))")
 FACTORS = (
-    "gemm_factor",
-    "narrow_gemm_factor",
-    "experts_factor",
-    "attention_factor",
-    "elementwise_factor",
-    "collective_factor",
+    "kernels.gemm_factor",
+    "kernels.narrow_gemm_factor",
+    "kernels.experts_factor",
+    "kernels.attention_factor",
+    "kernels.elementwise_factor",
+    "kernels.collective_factor",
 )
 MOST = 20.0
 """A kernel factor beyond this, or below its inverse, is another server than the plan's."""
@@ -162,9 +162,11 @@ def fit_cost(
     left = math.sqrt(sum(miss**2 for miss in after.values()) / len(after))
     error = max(left, REPETITION_ERROR)
     engine = engine.with_constants(
-        cost_place=cost_place(replace(setup, engine=engine)),
-        cost_step_s=by_gamma[0].tpot_s,
-        cost_error=error,
+        {
+            "errors.cost_place": cost_place(replace(setup, engine=engine)),
+            "errors.cost_step_s": by_gamma[0].tpot_s,
+            "errors.cost_error": error,
+        }
     )
     profile = replace_names(engine, setup, name, error)
     return CostFit(
@@ -179,12 +181,14 @@ def replace_names(
 ) -> EngineProfile:
     """The profile under its own name, fitted to this server alone."""
     return engine.with_constants(
-        name=name,
-        description=f"{setup.engine.name}, with the cost of speculation measured on its user's server",
-        fitted_device=setup.hardware.name,
-        fitted_devices=(setup.hardware.name,),
-        fitted_models=(setup.model.name,),
-        relative_error=error,
+        {
+            "name": name,
+            "description": f"{setup.engine.name}, with the cost of speculation measured on its user's server",
+            "fitted_device": setup.hardware.name,
+            "fitted_devices": (setup.hardware.name,),
+            "fitted_models": (setup.model.name,),
+            "errors.relative_error": error,
+        }
     )
 
 
@@ -194,14 +198,15 @@ def _with_kernels(
     """The engine with one factor on all its kernels, by bisection."""
     from scipy.optimize import brentq
 
-    kernels = setup.engine.kernels
+    engine = setup.engine
+    split = engine.kernels.split_attention_factor
 
     def scaled(log_factor: float) -> EngineProfile:
         factor = math.exp(log_factor)
-        values = {each: getattr(kernels, each) * factor for each in FACTORS}
-        if kernels.split_attention_factor is not None:
-            values["split_attention_factor"] = kernels.split_attention_factor * factor
-        return setup.engine.with_constants(**values)
+        values = {each: engine.constant(each) * factor for each in FACTORS}
+        if split is not None:
+            values["kernels.split_attention_factor"] = split * factor
+        return engine.with_constants(values)
 
     def miss(log_factor: float) -> float:
         at = replace(setup, engine=scaled(log_factor))
@@ -239,6 +244,11 @@ def _with_overheads(
     of_draft_s = max(of_draft_s, -overheads.draft_step_overhead_s)
     of_step_s = missing[deepest] - deepest * of_draft_s
     return setup.engine.with_constants(
-        draft_step_overhead_s=overheads.draft_step_overhead_s + of_draft_s,
-        step_overhead_s=max(overheads.step_overhead_s + of_step_s, 0.0),
+        {
+            "overheads.draft_step_overhead_s": overheads.draft_step_overhead_s
+            + of_draft_s,
+            "overheads.step_overhead_s": max(
+                overheads.step_overhead_s + of_step_s, 0.0
+            ),
+        }
     )

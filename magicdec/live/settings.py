@@ -235,17 +235,22 @@ def with_host_times(engine: EngineProfile) -> EngineProfile:
     if engine.overheads.older_sequence_overhead_s is None:
         more_s = older_s - usual.overheads.sequence_overhead_s
         engine = engine.with_constants(
-            older_sequence_overhead_s=engine.overheads.sequence_overhead_s + more_s
+            {
+                "overheads.older_sequence_overhead_s": engine.overheads.sequence_overhead_s
+                + more_s
+            }
         )
     if engine.graphs.eager_host_layer_s > 0.0:
         return engine
     graphs = usual.graphs
     return engine.with_constants(
-        piecewise_host_layer_s=graphs.piecewise_host_layer_s,
-        eager_host_layer_s=graphs.eager_host_layer_s,
-        eager_head_layer_s=graphs.eager_head_layer_s,
-        piecewise_layer_s=graphs.piecewise_layer_s,
-        piecewise_pass_s=graphs.piecewise_pass_s,
+        {
+            "graphs.piecewise_host_layer_s": graphs.piecewise_host_layer_s,
+            "graphs.eager_host_layer_s": graphs.eager_host_layer_s,
+            "graphs.eager_head_layer_s": graphs.eager_head_layer_s,
+            "graphs.piecewise_layer_s": graphs.piecewise_layer_s,
+            "graphs.piecewise_pass_s": graphs.piecewise_pass_s,
+        }
     )
 
 
@@ -299,8 +304,10 @@ def _of_drafter(command: ServeCommand, served: Served) -> Iterator[Change]:
         return
     engine = with_host_times(served.case.engine)
     eager = engine.with_constants(
-        head_layer_s=engine.graphs.eager_head_layer_s,
-        draft_model_layer_s=engine.graphs.eager_host_layer_s,
+        {
+            "overheads.head_layer_s": engine.graphs.eager_head_layer_s,
+            "overheads.draft_model_layer_s": engine.graphs.eager_host_layer_s,
+        }
     )
     setting = Change(
         change="Capture the drafter's graphs too",
@@ -363,7 +370,9 @@ def _of_prompts(command: ServeCommand, served: Served) -> Iterator[Change]:
     usual = engine.scheduler.prefill_tokens
     if most is None or most >= min(usual, row.context_len):
         return
-    small = served.row_as(engine.with_constants(prefill_tokens=float(most)))
+    small = served.row_as(
+        engine.with_constants({"scheduler.prefill_tokens": float(most)})
+    )
     if small is None:
         return
     gain = (small.decoding.ttft_s + output_s) / (prompt_s + output_s)

@@ -640,9 +640,11 @@ def _of_prompts(
     )
     # a prefill kernel reads KV once per tile of queries whatever the engine's decode kernel does
     engine = engine.with_constants(
-        kv_reads="per_sequence",
-        verify_attention_factor=1.0,
-        query_tile_reread=0.0,
+        {
+            "kernels.kv_reads": "per_sequence",
+            "kernels.verify_attention_factor": 1.0,
+            "kernels.query_tile_reread": 0.0,
+        }
     )
     return Pass(
         at=at._replace(engine=engine),

@@ -231,12 +231,14 @@ def _prompt_attention_s(setup: Setup, prompt_len: Any, tp_size: Any) -> Array:
 def _for_prompts(setup: Setup) -> Where:
     engine, attention = setup.engine, setup.engine.kernels.prefill_attention_factor
     engine = engine.with_constants(
-        gemm_factor=1.0,
-        narrow_gemm_factor=1.0,
-        elementwise_factor=1.0,
-        attention_factor=engine.kernels.attention_factor
-        if attention is None
-        else attention,
+        {
+            "kernels.gemm_factor": 1.0,
+            "kernels.narrow_gemm_factor": 1.0,
+            "kernels.elementwise_factor": 1.0,
+            "kernels.attention_factor": engine.kernels.attention_factor
+            if attention is None
+            else attention,
+        }
     )
     return setup.at._replace(engine=engine)
 

@@ -374,7 +374,7 @@ def read_bytes(
     """Bytes that the phases of a step must read: weights that its tokens touch, and what it sees of
     caches and states, each once, on all ranks together. `draft` is the block's gamma draft
     steps."""
-    engine = setup.engine.with_constants(kv_reads="per_sequence")
+    engine = setup.engine.with_constants({"kernels.kv_reads": "per_sequence"})
     fields = {
         each.name: getattr(setup, each.name) for each in dataclasses.fields(setup)
     }

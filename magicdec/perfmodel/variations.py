@@ -353,18 +353,21 @@ SENSITIVITY_SCHEMA_VERSION = 1
 STEP = 0.1
 State = tuple[Setup, AcceptanceProfile]
 ENGINE_INPUTS = {
-    "gemm_factor": ("time of linear layers", "gemm"),
-    "attention_factor": ("time of attention", "attention"),
-    "draft_attention_factor": ("time of the draft's attention", "attention"),
-    "verify_attention_factor": ("time of the verification's attention", "attention"),
-    "elementwise_factor": ("time of elementwise kernels", "elementwise"),
-    "collective_factor": ("time of collectives", "link"),
-    "forward_overhead_s": ("overhead per forward pass", "overhead"),
-    "layer_overhead_s": ("overhead per layer", "overhead"),
-    "draft_step_overhead_s": ("overhead per draft step", "overhead"),
-    "draft_block_overhead_s": ("overhead per block of drafts", "overhead"),
-    "verify_overhead_s": ("overhead per verification", "overhead"),
-    "step_overhead_s": ("overhead per speculative step", "overhead"),
+    "kernels.gemm_factor": ("time of linear layers", "gemm"),
+    "kernels.attention_factor": ("time of attention", "attention"),
+    "kernels.draft_attention_factor": ("time of the draft's attention", "attention"),
+    "kernels.verify_attention_factor": (
+        "time of the verification's attention",
+        "attention",
+    ),
+    "kernels.elementwise_factor": ("time of elementwise kernels", "elementwise"),
+    "kernels.collective_factor": ("time of collectives", "link"),
+    "overheads.forward_overhead_s": ("overhead per forward pass", "overhead"),
+    "overheads.layer_overhead_s": ("overhead per layer", "overhead"),
+    "overheads.draft_step_overhead_s": ("overhead per draft step", "overhead"),
+    "overheads.draft_block_overhead_s": ("overhead per block of drafts", "overhead"),
+    "overheads.verify_overhead_s": ("overhead per verification", "overhead"),
+    "overheads.step_overhead_s": ("overhead per speculative step", "overhead"),
 }
 """Fields of the engine profile: what each is, and whose relative error it carries."""
 LAW_INPUTS = {
@@ -522,7 +525,7 @@ def _scaler(
         else:
             scaled = value * factor
         if part == "engine":
-            changed = struct.with_constants(**{field: scaled})
+            changed = struct.with_constants({field: scaled})
         else:
             changed = msgspec.structs.replace(struct, **{field: scaled})
         if part == "law":

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     )
     from magicdec.specs.engine_path import PathOptions, StepPath
     from magicdec.specs.engine_tables import EngineDraft
-    from magicdec.specs.flat_engine import leaves
     from magicdec.specs.heads import (
         HeadFacts,
         KnownHead,

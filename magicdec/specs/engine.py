@@ -3,8 +3,8 @@ cache.
 
 An engine profile is one TOML file (catalog: `vllm`, `sglang`, `trtllm`, `ours`, `magicdec-2024`) of
 tables (specs/engine_tables.py), kept apart from the hardware profile, so one device serves several
-runtimes. Keys without their table are read too (specs/flat_engine.py). Where each field enters the
-time is written once, in perfmodel/forward.py, perfmodel/step.py and perfmodel/serving.py.
+runtimes. A constant's address is its key with its tables: "kernels.gemm_factor". Where each enters
+the time is written once, in perfmodel/forward.py, perfmodel/step.py and perfmodel/serving.py.
 `*_s_per_element` fields, where given, replace the bytes-over-bandwidth estimate of that work.
 """
 
@@ -37,14 +37,6 @@ from magicdec.specs.engine_tables import (
     EngineSampling,
     EngineScheduler,
     EngineTable,
-)
-from magicdec.specs.flat_engine import (
-    FIELD_OF_DRAFTS,
-    TABLE_OF,
-    TABLES,
-    dotted,
-    in_tables,
-    places,
 )
 from magicdec.specs.speculation import DRAFT_KINDS, draft_kind
 
@@ -104,28 +96,29 @@ class EngineProfile(
     @property
     def tables(self) -> tuple[EngineTable, ...]:
         """All its tables of constants."""
-        tables = (getattr(self, name) for name in TABLES)
+        values = (getattr(self, name) for name in self.__struct_fields__)
+        tables = [value for value in values if isinstance(value, EngineTable)]
         return (*tables, *self.drafts.values())
 
-    def constant(self, name: str) -> Any:
-        """A constant by its name alone."""
-        if name in FIELD_OF_DRAFTS:
-            (kind, *_), field = FIELD_OF_DRAFTS[name]
-            return getattr(self.drafts.get(kind, NEVER_RUN), field)
-        return getattr(getattr(self, TABLE_OF[name]), name)
+    def constant(self, address: str) -> Any:
+        """The value at an address: "kernels.gemm_factor", "drafts.eagle3.search_s"."""
+        table, *names = address.split(".")
+        value = getattr(self, table)
+        if table == "drafts":
+            value = value.get(names.pop(0), NEVER_RUN)
+        for name in names:
+            value = getattr(value, name)
+        return value
 
-    def with_constants(self, **values: Any) -> EngineProfile:
-        """The profile with other values of constants, each by its name alone."""
+    def with_constants(self, values: Mapping[str, Any]) -> EngineProfile:
+        """The profile with other values at these addresses."""
         changes: dict[str, Any] = {}
-        if "sources" in values:
-            sources = values["sources"]
-            values["sources"] = {dotted(key): text for key, text in sources.items()}
-        for name, value in values.items():
-            for place, one in places(name, value) or [((name,), value)]:
-                table = changes
-                for outer in place[:-1]:
-                    table = table.setdefault(outer, {})
-                table[place[-1]] = one
+        for address, value in values.items():
+            *tables, key = address.split(".")
+            inside = changes
+            for table in tables:
+                inside = inside.setdefault(table, {})
+            inside[key] = value
         changed: EngineProfile = _changed(self, changes)
         return changed
 
@@ -197,24 +190,28 @@ class EngineProfile(
         """The profile of a server that was started with these options."""
         paths = self.paths
         mode = options.graph_mode or paths.graph_mode
-        changes: dict[str, Any] = {"graph_mode": mode}
+        changes: dict[str, Any] = {"paths.graph_mode": mode}
         chosen = options.runner
         if options.has_microbatches and paths.runner:
             chosen = "V1"
         if chosen:
-            changes |= {"runner": chosen, "dense_runner": "", "other_runner": ""}
+            changes |= {
+                "paths.runner": chosen,
+                "paths.dense_runner": "",
+                "paths.other_runner": "",
+            }
         runner = chosen or self._runner_of("none")
         is_staged_v1 = runner == "V1" and options.pp_size > 1
         if paths.is_asynchronous and (options.is_synchronous or is_staged_v1):
             more_s = self.overheads.synchronous_step_overhead_s
             changes |= {
-                "is_asynchronous": False,
-                "sequence_overhead_s": self._synchronous_sequence_s,
-                "autoregressive_overhead_s": (
+                "paths.is_asynchronous": False,
+                "overheads.sequence_overhead_s": self._synchronous_sequence_s,
+                "overheads.autoregressive_overhead_s": (
                     self.overheads.autoregressive_overhead_s + more_s
                 ),
-                "step_overhead_s": self.overheads.step_overhead_s + more_s,
-                "steps_ahead": 0.0,
+                "overheads.step_overhead_s": self.overheads.step_overhead_s + more_s,
+                "scheduler.steps_ahead": 0.0,
             }
         if mode == "none":
             # the drafter's passes are launched one by one too
@@ -222,12 +219,14 @@ class EngineProfile(
             of_head_s = self.graphs.eager_head_layer_s
             of_model_s = self.graphs.eager_host_layer_s
             changes |= {
-                "head_layer_s": max(overheads.head_layer_s, of_head_s),
-                "draft_model_layer_s": max(overheads.draft_model_layer_s, of_model_s),
+                "overheads.head_layer_s": max(overheads.head_layer_s, of_head_s),
+                "overheads.draft_model_layer_s": max(
+                    overheads.draft_model_layer_s, of_model_s
+                ),
             }
         if options.captured_tokens is not None:
-            changes["captured_tokens"] = options.captured_tokens
-        return self.with_constants(**changes)
+            changes["graphs.captured_tokens"] = options.captured_tokens
+        return self.with_constants(changes)
 
     @property
     def self_drafting(self) -> EngineProfile:
@@ -246,7 +245,10 @@ class EngineProfile(
         overheads = self.overheads
         step_s = overheads.step_overhead_s + overheads.synchronous_step_overhead_s
         return self.with_constants(
-            sequence_overhead_s=self._synchronous_sequence_s, step_overhead_s=step_s
+            {
+                "overheads.sequence_overhead_s": self._synchronous_sequence_s,
+                "overheads.step_overhead_s": step_s,
+            }
         )
 
     @property
@@ -275,7 +277,7 @@ class EngineProfile(
         since = version_number(self.scheduler.asynchronous_since)
         if older_s is None or number >= since:
             return profile
-        older = profile.with_constants(sequence_overhead_s=older_s)
+        older = profile.with_constants({"overheads.sequence_overhead_s": older_s})
         return msgspec.structs.replace(older, version=version)
 
     @property
@@ -421,10 +423,9 @@ def _of_catalog(text: str) -> EngineProfile:
 
 def engine_from_document(document: dict[str, Any], *, where: str) -> EngineProfile:
     """The profile that a parsed TOML document describes; ConfigError names `where` and the key."""
-    tables = in_tables(document, where=where)
-    profile = converted(tables, EngineProfile, where=where)
+    profile = converted(document, EngineProfile, where=where)
     for version in profile.before:
-        changed = _merged(tables, tables["before"][version])
+        changed = _merged(document, document["before"][version])
         converted(changed, EngineProfile, where=f"{where}: before.{version}")
     return profile
 

@@ -115,18 +115,18 @@ MIN_ROWS = 12
 """Rows below which a fit would be its priors."""
 MANY_REQUESTS = 512
 PRIORS = {
-    "gemm_factor": Free(prior=1.0, spread=0.07),
-    "narrow_gemm_factor": Free(prior=1.0, spread=0.1),
-    "experts_factor": Free(prior=1.0, spread=0.25),
-    "attention_factor": Free(prior=1.0, spread=0.2),
-    "collective_factor": Free(prior=1.0, spread=0.2),
-    "elementwise_factor": Free(prior=1.0, spread=0.3),
-    "autoregressive_overhead_s": Free(prior=0.4e-3, spread=0.8),
-    "sequence_overhead_s": Free(prior=10e-6, spread=0.8),
-    "older_sequence_overhead_s": Free(prior=30e-6, spread=0.5),
-    "prefill_factor": Free(prior=1.0, spread=0.15),
-    "prefill_layer_overhead_s": Free(prior=50e-6, spread=0.8),
-    "prefill_share": Free(prior=0.9, spread=1.0, scale="unit"),
+    "kernels.gemm_factor": Free(prior=1.0, spread=0.07),
+    "kernels.narrow_gemm_factor": Free(prior=1.0, spread=0.1),
+    "kernels.experts_factor": Free(prior=1.0, spread=0.25),
+    "kernels.attention_factor": Free(prior=1.0, spread=0.2),
+    "kernels.collective_factor": Free(prior=1.0, spread=0.2),
+    "kernels.elementwise_factor": Free(prior=1.0, spread=0.3),
+    "overheads.autoregressive_overhead_s": Free(prior=0.4e-3, spread=0.8),
+    "overheads.sequence_overhead_s": Free(prior=10e-6, spread=0.8),
+    "overheads.older_sequence_overhead_s": Free(prior=30e-6, spread=0.5),
+    "scheduler.prefill_factor": Free(prior=1.0, spread=0.15),
+    "graphs.prefill_layer_overhead_s": Free(prior=50e-6, spread=0.8),
+    "scheduler.prefill_share": Free(prior=0.9, spread=1.0, scale="unit"),
 }
 Engines = Mapping[str, EngineProfile]
 Devices = Mapping[str, HardwareProfile]
@@ -601,7 +601,7 @@ class Joint:
                 constants[key] = float(value)
             else:
                 constants[key] = value[:, None]
-        return self.bases[name].with_constants(**constants)
+        return self.bases[name].with_constants(constants)
 
     def _errors(self, name: str, codes: Array) -> Array:
         predicted = predict_rows(self.rows[name], {name: self.profile(name, codes)})

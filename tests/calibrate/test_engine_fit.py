@@ -28,21 +28,39 @@ from magicdec.specs.speculation import HeadSpec, SpeculationSpec
 MODEL = load_model_spec("llama-3.1-8b")
 HARDWARE = load_hardware("a100-sxm-80gb")
 BASE = load_engine("ours").with_constants(
-    attention_kernel="measured",
-    forward_overhead_s=0.0,
-    step_overhead_s=0.0,
+    {
+        "kernels.attention_kernel": "measured",
+        "overheads.forward_overhead_s": 0.0,
+        "overheads.step_overhead_s": 0.0,
+    }
 )
 TRUTH = BASE.with_constants(
-    gemm_factor=1.3, attention_factor=0.8, verify_attention_factor=1.25, draft_attention_factor=1.1,
-    layer_overhead_s=2e-5, draft_step_overhead_s=3e-4, verify_overhead_s=2e-4, sampling_base_s=5e-5,
-    sampling_s_per_element=2e-10, greedy_s_per_element=5e-11, accept_base_s=1e-4, accept_s_per_element=4e-10,
-    greedy_accept_s_per_element=6e-11, upkeep_base_s=1e-4, upkeep_s_per_token=2e-6, autoregressive_overhead_s=4e-5,
-)  # fmt: skip
+    {
+        "kernels.gemm_factor": 1.3,
+        "kernels.attention_factor": 0.8,
+        "kernels.verify_attention_factor": 1.25,
+        "kernels.draft_attention_factor": 1.1,
+        "overheads.layer_overhead_s": 2e-5,
+        "overheads.draft_step_overhead_s": 3e-4,
+        "overheads.verify_overhead_s": 2e-4,
+        "sampling.sampling_base_s": 5e-5,
+        "sampling.sampling_s_per_element": 2e-10,
+        "sampling.greedy_s_per_element": 5e-11,
+        "sampling.accept_base_s": 1e-4,
+        "sampling.accept_s_per_element": 4e-10,
+        "sampling.greedy_accept_s_per_element": 6e-11,
+        "overheads.upkeep_base_s": 1e-4,
+        "overheads.upkeep_s_per_token": 2e-6,
+        "overheads.autoregressive_overhead_s": 4e-5,
+    }
+)
 REFERENCE_S = 5e-3
 UNSEEN = {
-    "batch_size": [2.0, 8.0, 64.0], "context_len": [1024.0, 4096.0, 2048.0], "draft_budget": [256.0, 256.0, 512.0],
+    "batch_size": [2.0, 8.0, 64.0],
+    "context_len": [1024.0, 4096.0, 2048.0],
+    "draft_budget": [256.0, 256.0, 512.0],
     "gamma": [2.0, 4.0, 1.0],
-}  # fmt: skip
+}
 
 
 def phases(
@@ -158,7 +176,7 @@ def test_the_machines_two_speeds_are_no_error_of_the_engine() -> None:
 
 def test_a_block_that_costs_something_once_is_told_from_its_steps() -> None:
     """The first pass of a block finds its weights out of the cache."""
-    truth = TRUTH.with_constants(draft_block_overhead_s=6e-4)
+    truth = TRUTH.with_constants({"overheads.draft_block_overhead_s": 6e-4})
     found = fit(timed(truth)).profile
     assert found.overheads.draft_block_overhead_s == pytest.approx(6e-4, rel=0.1)
     assert missed(found, truth).max() < 0.03
@@ -167,11 +185,15 @@ def test_a_block_that_costs_something_once_is_told_from_its_steps() -> None:
 def test_an_engine_that_drafts_in_place_pays_per_sequence() -> None:
     """Without a draft cache, what a step takes beside its phases is fitted as a fixed cost and one per sequence."""
     in_place = {
-        "streaming_in_place": True, "upkeep_base_s": 0.0, "upkeep_s_per_token": None, "step_overhead_s": 1.5e-3,
-        "sequence_overhead_s": 6e-5, "autoregressive_overhead_s": 1.2e-3,
-    }  # fmt: skip
-    truth = TRUTH.with_constants(**in_place)
-    base = BASE.with_constants(streaming_in_place=True)
+        "paths.streaming_in_place": True,
+        "overheads.upkeep_base_s": 0.0,
+        "overheads.upkeep_s_per_token": None,
+        "overheads.step_overhead_s": 1.5e-3,
+        "overheads.sequence_overhead_s": 6e-5,
+        "overheads.autoregressive_overhead_s": 1.2e-3,
+    }
+    truth = TRUTH.with_constants(in_place)
+    base = BASE.with_constants({"paths.streaming_in_place": True})
     found = fit_engine(
         timed(truth), model=MODEL, hardware=HARDWARE, precision=BF16, base=base
     ).profile
@@ -185,9 +207,11 @@ HEAD = SpeculationSpec(
     draft="eagle3", draft_method="eagle3", gamma=1, head=HeadSpec(vocab_size=32_000)
 )
 WITH_HEAD = TRUTH.with_constants(
-    forward_overhead_s=6e-4,
-    head_block_overhead_s=4e-4,
-    eagle3_step_overhead_s=3e-4,
+    {
+        "overheads.forward_overhead_s": 6e-4,
+        "overheads.head_block_overhead_s": 4e-4,
+        "drafts.eagle3.step_overhead_s": 3e-4,
+    }
 )
 
 

@@ -50,7 +50,11 @@ def write_results(
         elementwise=ElementwiseCurve.of(known),
     )  # fmt: skip
     engine = load_engine("ours").with_constants(
-        name="ours here", workspace_bytes=0.0, relative_error=0.06
+        {
+            "name": "ours here",
+            "memory.workspace_bytes": 0.0,
+            "errors.relative_error": 0.06,
+        }
     )
     LocalProfile(hardware=hardware, engine=engine, acceptance=()).save(
         directory / "llama-3.1-8b.toml"

@@ -97,7 +97,11 @@ def test_a_locally_calibrated_machine_is_planned_from_its_files(tmp_path: Path) 
     )
     save_hardware(hardware, tmp_path / "hardware.toml")
     engine = EngineProfile(name="local").with_constants(
-        layer_overhead_s=2e-4, accept_s_per_element=1e-8, workspace_bytes=0.0
+        {
+            "overheads.layer_overhead_s": 2e-4,
+            "sampling.accept_s_per_element": 1e-8,
+            "memory.workspace_bytes": 0.0,
+        }
     )
     save_engine(engine, tmp_path / "engine.toml")
     law = Law(rejection=0.2, budget_exponent=0.3, reference_budget=256)

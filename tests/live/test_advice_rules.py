@@ -221,8 +221,8 @@ def test_one_gamma_is_set_where_following_several_costs_more_than_it_gains() -> 
     assert mean > 1.0
     for cost, is_one in ((mean - 1.001, False), (mean - 0.999, True)):
         engine = load.setup.engine.with_constants(
-            gamma_table_cost=cost, gamma_table_cost_low=0.0, gamma_table_cost_high=9.0
-        )  # fmt: skip
+            {"graphs.gamma_table_cost": cost, "graphs.gamma_table_cost_low": 0.0, "graphs.gamma_table_cost_high": 9.0
+        })  # fmt: skip
         setup = dataclasses.replace(load.setup, engine=engine)
         at = dataclasses.replace(load, setup=setup)
         bands = advice.bands(dataclasses.replace(told, situation=at))

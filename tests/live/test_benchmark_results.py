@@ -29,7 +29,11 @@ from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 
 TRUTH = EngineProfile(name="truth").with_constants(
-    gemm_factor=1.2, attention_factor=0.9, forward_overhead_s=3e-3
+    {
+        "kernels.gemm_factor": 1.2,
+        "kernels.attention_factor": 0.9,
+        "overheads.forward_overhead_s": 3e-3,
+    }
 )
 SETUP = Setup(
     model=load_model_spec("llama-3.1-8b"),

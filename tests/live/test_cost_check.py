@@ -92,9 +92,11 @@ def test_a_cost_check_is_exported_run_and_read_back(tmp_path):
     choice = priced(load_plan(plan), "vllm")
     overheads = choice.setup.engine.overheads
     truth = choice.setup.engine.with_constants(
-        gemm_factor=1.3 * choice.setup.engine.kernels.gemm_factor,
-        step_overhead_s=overheads.step_overhead_s + 3e-3,
-        draft_step_overhead_s=overheads.draft_step_overhead_s + 5e-4,
+        {
+            "kernels.gemm_factor": 1.3 * choice.setup.engine.kernels.gemm_factor,
+            "overheads.step_overhead_s": overheads.step_overhead_s + 3e-3,
+            "overheads.draft_step_overhead_s": overheads.draft_step_overhead_s + 5e-4,
+        }
     )
     names = served(text, truth, choice, tmp_path)
     assert len(names) == 3

@@ -442,8 +442,12 @@ def test_a_table_by_batch_is_named_where_it_gains_after_its_cost() -> None:
     mean = math.prod(gains) ** 0.25
     for cost in (0.0, mean / 1.02 - 1.001, mean / 1.02 - 0.999):
         engine = case.engine.with_constants(
-            gamma_table_cost=cost, gamma_table_cost_low=cost / 2, gamma_table_cost_high=cost * 2
-        )  # fmt: skip
+            {
+                "graphs.gamma_table_cost": cost,
+                "graphs.gamma_table_cost_low": cost / 2,
+                "graphs.gamma_table_cost_high": cost * 2,
+            }
+        )
         own = drafted._replace(case=dataclasses.replace(case, engine=engine))
         changes = check._by_batch(command, own)
         is_worth = mean >= 1.02 * (1.0 + cost)

@@ -282,7 +282,9 @@ def test_an_estimate_is_of_prefills_one_after_another_and_then_the_steps() -> No
 def test_first_tokens_wait_for_the_passes_before_them() -> None:
     """One request has its own pass alone; of several, each waits for the passes that its predecessors fill."""
     setup = Setup.of("llama-3.1-8b", "a100-sxm-80gb", "vllm", SpeculationSpec())
-    engine = setup.engine.with_constants(request_latency_s=0.1, request_overhead_s=0.01)
+    engine = setup.engine.with_constants(
+        {"scheduler.request_latency_s": 0.1, "scheduler.request_overhead_s": 0.01}
+    )
 
     def seconds(concurrency: int, prompt: int) -> float:
         point = measured_of(load=SentLoad(concurrency=concurrency, prompt_len=prompt, output_len=8))  # fmt: skip
@@ -465,13 +467,18 @@ def test_a_cost_check_finds_the_server_that_was_timed(
 ) -> None:
     """Its kernels by the run without a draft, and by those with one the costs of a step and of each drafted token."""
     usual = COST_SETUP.engine
-    scaled = {name: getattr(usual.kernels, name) * factor for name in cost_check.FACTORS}  # fmt: skip
+    scaled = {name: usual.constant(name) * factor for name in cost_check.FACTORS}  # fmt: skip
     if usual.kernels.split_attention_factor is not None:
-        scaled["split_attention_factor"] = usual.kernels.split_attention_factor * factor
+        scaled["kernels.split_attention_factor"] = (
+            usual.kernels.split_attention_factor * factor
+        )
     truth = usual.with_constants(
-        **scaled,
-        step_overhead_s=usual.overheads.step_overhead_s + step_s,
-        draft_step_overhead_s=usual.overheads.draft_step_overhead_s + draft_s,
+        {
+            **scaled,
+            "overheads.step_overhead_s": usual.overheads.step_overhead_s + step_s,
+            "overheads.draft_step_overhead_s": usual.overheads.draft_step_overhead_s
+            + draft_s,
+        }
     )
     runs = runs_on(truth)
     fit = cost_check.fit_cost(COST_SETUP, runs, tp_size=1.0, budget=None, name="mine")

@@ -70,10 +70,12 @@ def true_points(
 ) -> list[Measured]:
     """Loads on a made-up engine: other kernels, other fixed costs, and noise."""
     engine = EngineProfile(name="truth").with_constants(
-        gemm_factor=1.3,
-        attention_factor=0.8,
-        forward_overhead_s=4e-3,
-        sequence_overhead_s=50e-6,
+        {
+            "kernels.gemm_factor": 1.3,
+            "kernels.attention_factor": 0.8,
+            "overheads.forward_overhead_s": 4e-3,
+            "overheads.sequence_overhead_s": 50e-6,
+        }
     )
     rng = np.random.default_rng(seed)
     points = []
@@ -103,7 +105,7 @@ def test_a_fit_finds_the_constants_that_its_loads_tell_apart():
         true_points(noise=0.0), setup=setup_of(), tp_size=1, gamma=0, name="fitted"
     )
     assert fit.held_out_error < 0.01
-    expected = {"attention_factor": 0.8, "sequence_overhead_s": 50e-6}
+    expected = {"kernels.attention_factor": 0.8, "overheads.sequence_overhead_s": 50e-6}
     for name, value in expected.items():
         assert fit.constants[name][0] == pytest.approx(value, rel=0.05), name
 
@@ -134,14 +136,16 @@ def test_a_server_that_drafts_for_itself_is_fitted_as_such():
     truth = dataclasses.replace(
         setup_of(draft=SPARSE),
         engine=load_engine("ours").with_constants(
-            gemm_factor=1.3, forward_overhead_s=4e-3
+            {"kernels.gemm_factor": 1.3, "overheads.forward_overhead_s": 4e-3}
         ),
     )
     engine = truth.engine.with_constants(
-        layer_overhead_s=0.0,
-        autoregressive_overhead_s=0.0,
-        step_overhead_s=0.0,
-        overhead_on={},
+        {
+            "overheads.layer_overhead_s": 0.0,
+            "overheads.autoregressive_overhead_s": 0.0,
+            "overheads.step_overhead_s": 0.0,
+            "overheads.overhead_on": {},
+        }
     )
     truth = dataclasses.replace(truth, engine=engine)
     points = []
@@ -178,7 +182,8 @@ def test_a_fit_is_never_surer_than_its_loads_repeat():
     errors = [fit.profile.errors.relative_error for fit in (quiet, noisy)]
     assert errors[1] >= 0.2 > errors[0]
     widths = [
-        fit.constants["attention_factor"][2] - fit.constants["attention_factor"][1]
+        fit.constants["kernels.attention_factor"][2]
+        - fit.constants["kernels.attention_factor"][1]
         for fit in (quiet, noisy)
     ]
     assert widths[1] > 5 * widths[0]
@@ -190,7 +195,7 @@ def test_a_fit_is_never_surer_than_its_loads_repeat():
 def test_intervals_of_constants_hold_the_truth_and_judges_do_not_move_the_fit():
     points = true_points(noise=0.03, seed=1)
     fit = fit_server(points, setup=setup_of(), tp_size=1, gamma=0, name="x")
-    value, low, high = fit.constants["forward_overhead_s"]
+    value, low, high = fit.constants["overheads.forward_overhead_s"]
     assert low <= 4e-3 <= high
     assert low < value < high
     spoilt = [
@@ -455,7 +460,10 @@ def test_the_command_writes_what_it_measured(serve, tmp_path):
     assert ("next: magicdec plan --model embedded" in done.stdout) == (
         done.exit_code == 0
     )
-    limits = {"gemm_factor": np.exp(3.0), "attention_factor": np.exp(3.0)}
+    limits = {
+        "kernels.gemm_factor": np.exp(3.0),
+        "kernels.attention_factor": np.exp(3.0),
+    }
     assert all(
         document["constants"][name]["high"] <= most
         for name, most in limits.items()
@@ -581,11 +589,25 @@ def test_a_server_that_ends_early_is_refused(engine):
 def test_first_tokens_are_fitted_by_what_prompts_cost_and_requests_take_from_others():
     """Loads on a made-up server, simulated: the first request is in a pass of its own, the others come just after it.
     Whatever is told apart, all are predicted within 12 %."""
-    truth = load_engine("vllm").with_constants(prefill_factor=1.6, prefill_attention_factor=1.9, request_latency_s=0.02,
-        request_overhead_s=0.004, prompt_token_latency_s=0.0, steps_ahead=0.0, prefill_layer_overhead_s=0.0,
-    )  # fmt: skip
-    known = truth.with_constants(prefill_factor=1.0, prefill_attention_factor=None, request_latency_s=0.0,
-                                    request_overhead_s=0.0)  # fmt: skip
+    truth = load_engine("vllm").with_constants(
+        {
+            "scheduler.prefill_factor": 1.6,
+            "kernels.prefill_attention_factor": 1.9,
+            "scheduler.request_latency_s": 0.02,
+            "scheduler.request_overhead_s": 0.004,
+            "scheduler.prompt_token_latency_s": 0.0,
+            "scheduler.steps_ahead": 0.0,
+            "graphs.prefill_layer_overhead_s": 0.0,
+        }
+    )
+    known = truth.with_constants(
+        {
+            "scheduler.prefill_factor": 1.0,
+            "kernels.prefill_attention_factor": None,
+            "scheduler.request_latency_s": 0.0,
+            "scheduler.request_overhead_s": 0.0,
+        }
+    )
     points = []
     for point in true_points(noise=0.0):
         load = point.load

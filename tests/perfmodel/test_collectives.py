@@ -214,7 +214,7 @@ def test_no_factor_of_an_engine_makes_an_all_reduce_faster_than_its_link(
 ):
     """A rank sends (p-1)/p of the message twice; where the switch adds, the message and 1/p of it."""
     engine = load_engine("vllm").with_constants(
-        collective_factor=1e-9, collective_overhead_s=0.0
+        {"kernels.collective_factor": 1e-9, "overheads.collective_overhead_s": 0.0}
     )
     hw = load_hardware(device)
     op = all_reduce(Where(hw, engine, Precision()), Message(1e9, float(ranks)))

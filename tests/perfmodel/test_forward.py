@@ -34,7 +34,7 @@ def test_kv_bytes_are_the_cache_read_once() -> None:
 
 
 def test_a_kernel_that_reads_per_query_reads_the_cache_for_each_query_token() -> None:
-    again = ENGINE.with_constants(kv_reads="per_query")
+    again = ENGINE.with_constants({"kernels.kv_reads": "per_query"})
     once, each = (
         forward_pass(LLAMA, A100, e, batch=4, query_len=5, kv_len=4096)
         for e in (ENGINE, again)
@@ -81,7 +81,9 @@ def test_a_mixture_reads_no_more_than_all_of_its_weights() -> None:
 
 
 def test_no_work_costs_only_overheads() -> None:
-    bare = EngineProfile(name="bare").with_constants(elementwise_kernels_per_layer=0)
+    bare = EngineProfile(name="bare").with_constants(
+        {"kernels.elementwise_kernels_per_layer": 0}
+    )
     time = forward_pass(LLAMA, A100, bare, batch=0, query_len=1, kv_len=0)
     assert float(time.cost.flops) == 0.0
     assert float(time.cost.kv_bytes) == 0.0
@@ -193,7 +195,10 @@ def test_chunks_are_seen_up_to_the_mean_place_of_a_batchs_contexts() -> None:
 
 SMOOTH = EngineProfile(name="smooth")
 WAVES = SMOOTH.with_constants(
-    attention_blocks_per_multiprocessor=2.0, attention_wave_weight=1.0
+    {
+        "kernels.attention_blocks_per_multiprocessor": 2.0,
+        "kernels.attention_wave_weight": 1.0,
+    }
 )
 
 
@@ -220,7 +225,7 @@ def test_a_last_wave_that_is_not_full_costs_a_whole_one() -> None:
 def test_a_standalone_draft_runs_where_it_is_said_or_where_the_runtime_puts_it(
     said: int | None, runtime: int | None, ranks: int
 ) -> None:
-    engine = SMOOTH.with_constants(standalone_draft_tp_size=runtime)
+    engine = SMOOTH.with_constants({"paths.standalone_draft_tp_size": runtime})
     spec = SpeculationSpec(
         draft="tinyllama-1.1b", draft_method="full", gamma=2, draft_tp_size=said
     )
@@ -231,7 +236,7 @@ def test_a_pass_that_is_kept_is_the_one_that_was_asked_for() -> None:
     """Passes that differ in one thing alone, each against itself timed anew."""
     h100 = load_hardware("h100-sxm-80gb")
     fp8 = msgspec.structs.replace(BF16, weight_dtype="fp8")
-    engines = (ENGINE, ENGINE.with_constants(layer_overhead_s=1e-4))
+    engines = (ENGINE, ENGINE.with_constants({"overheads.layer_overhead_s": 1e-4}))
     wide = Parallelism(pp=2)
     usual = Pass(at=Where(A100, ENGINE, BF16), batch=4.0, query_len=1.0, kv_len=1000.0)
     passes = [

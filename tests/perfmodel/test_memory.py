@@ -136,7 +136,9 @@ def test_a_sliding_window_caps_the_cache_where_the_engine_keeps_it_so() -> None:
     """Mistral, 8 x 16,384 in bf16, one slot more than held: 128 KiB per token and sequence, or those of 4096 alone."""
     mistral = load_model_spec("mistral-7b-v0.1")
     for kept, tokens in (("all", 16_385), ("window", 4096)):
-        engine = load_engine("magicdec-2024").with_constants(window_cache=kept)
+        engine = load_engine("magicdec-2024").with_constants(
+            {"memory.window_cache": kept}
+        )
         setup = Setup(model=mistral, hardware=A100, engine=engine)
         need = memory_need(
             setup, batch=8, max_len=16_384, budget=None, gamma=0, tp_size=1

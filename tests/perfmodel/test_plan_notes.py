@@ -400,7 +400,8 @@ def test_lost_prefix_hits_are_noted_where_they_cost_more_than_three_percent() ->
         best = best_of(**question)
         assert best.draft_method in case.engine.prefix_cache.drops_last_unit
         keeping = dataclasses.replace(
-            case, engine=case.engine.with_constants(drops_last_unit=())
+            case,
+            engine=case.engine.with_constants({"prefix_cache.drops_last_unit": ()}),
         )
         at = found_of(**question).prediction(best).points
         times = []

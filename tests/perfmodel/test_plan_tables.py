@@ -288,7 +288,7 @@ def test_the_least_rate_that_pays_pays_and_a_smaller_one_does_not(
     own = answer_of(draft="none", batch_sizes=(16,))
     if steps:
         more_s = steps * own.document.autoregressive.step_s
-        engine = own.case.engine.with_constants(step_overhead_s=more_s)
+        engine = own.case.engine.with_constants({"overheads.step_overhead_s": more_s})
         own = dataclasses.replace(own, case=dataclasses.replace(own.case, engine=engine))  # fmt: skip
     found = answer._with_paying_rate(own, lacking).break_even_acceptance_rate
     case = own.case

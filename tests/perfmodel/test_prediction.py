@@ -119,7 +119,7 @@ def test_short_contexts_make_speculation_lose() -> None:
 def test_at_long_context_the_ratio_tends_to_tokens_per_step_over_verification() -> None:
     """As S grows drafts and overheads vanish beside the KV reads, which verification does once: speedup -> E."""
     p = step(
-        engine=ENGINE.with_constants(verify_attention_factor=1.0),
+        engine=ENGINE.with_constants({"kernels.verify_attention_factor": 1.0}),
         context=3e7,
         batch=256,
     )
@@ -138,7 +138,7 @@ def test_stored_logits_of_a_large_batch_reach_a_gigabyte() -> None:
 
 
 def test_a_quantised_self_draft_is_quicker_and_takes_memory() -> None:
-    engine = ENGINE.with_constants(layer_overhead_s=0.0)
+    engine = ENGINE.with_constants({"overheads.layer_overhead_s": 0.0})
     int4 = step(engine=engine, draft_precision=Precision(weight_dtype="int4"), tp=1)
     same = step(engine=engine, tp=1)
     assert float(int4.draft_step_s) < float(same.draft_step_s)
@@ -187,10 +187,12 @@ def test_snapkv_pays_for_its_selection_at_prefill() -> None:
 
 def test_measured_vocabulary_costs_replace_the_estimate() -> None:
     engine = ENGINE.with_constants(
-        accept_base_s=1e-3,
-        accept_s_per_element=1e-12,
-        upkeep_base_s=2e-3,
-        upkeep_s_per_token=1e-6,
+        {
+            "sampling.accept_base_s": 1e-3,
+            "sampling.accept_s_per_element": 1e-12,
+            "overheads.upkeep_base_s": 2e-3,
+            "overheads.upkeep_s_per_token": 1e-6,
+        }
     )
     p = step(engine=engine, tp=1, batch=2)
     assert float(p.accept_step_s) == pytest.approx(1e-3 + 2 * 4 * 128_256 * 1e-12)
@@ -332,7 +334,7 @@ def test_experts_are_as_sure_as_the_fits_of_their_own_kernels() -> None:
         of("bf16") == b200.moe["bf16"].fit.relative_error > b200.gemm.fit.relative_error
     )
     assert of("nvfp4") == b200.moe["nvfp4"].fit.relative_error
-    unfused = vllm.with_constants(fused_experts=False)
+    unfused = vllm.with_constants({"kernels.fused_experts": False})
     assert of("bf16", unfused) == b200.gemm.fit.relative_error
 
 

@@ -298,11 +298,13 @@ def test_no_factor_of_an_engine_makes_any_operation_faster_than_the_device(
     a link needs, or what its kernel's curve alone says; every device, 3 formats, and factors of 0.3 too."""
     spec, profile = load_model_spec(model), load_engine(engine)
     factors = [
-        name for name in profile.kernels.__struct_fields__ if name.endswith("_factor")
+        f"kernels.{name}"
+        for name in profile.kernels.__struct_fields__
+        if name.endswith("_factor")
     ]
     assert factors
     alone, hasty = (
-        profile.with_constants(**dict.fromkeys(factors, each)) for each in (1.0, 0.3)
+        profile.with_constants(dict.fromkeys(factors, each)) for each in (1.0, 0.3)
     )
     batch, context, queries = grid(
         np.array([1.0, 32.0, 512.0]),
@@ -350,7 +352,7 @@ def test_no_factor_of_an_engine_makes_any_operation_faster_than_the_device(
 def test_no_factor_makes_prompts_faster_than_the_processor():
     model, engine = (
         load_model_spec("llama-3.1-70b"),
-        load_engine("sglang").with_constants(prefill_factor=0.1),
+        load_engine("sglang").with_constants({"scheduler.prefill_factor": 0.1}),
     )
     prompt, tp_size = 2.0 ** np.arange(5, 18), 4
     for device in GPUS:
@@ -369,7 +371,7 @@ def test_no_factor_makes_prompts_faster_than_the_processor():
 def test_an_engine_may_beat_the_rate_that_one_library_reached_on_a_cpu():
     """Its products use vectors half as wide as the engine's may be."""
     model, slow = load_model_spec("llama-68m"), load_engine("ours")
-    fast = slow.with_constants(prefill_factor=0.5)
+    fast = slow.with_constants({"scheduler.prefill_factor": 0.5})
     hw = HardwareProfile(
         name="x",
         kind="cpu",

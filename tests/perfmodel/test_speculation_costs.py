@@ -59,10 +59,12 @@ def step(
 def test_constants_hold_from_their_version_on():
     document = {
         "name": "x",
-        "step_overhead_s": 1e-3,
+        "overheads": {"step_overhead_s": 1e-3},
         "before": {
-            "0.14": {"step_overhead_s": 3e-3},
-            "0.20": {"step_overhead_s": 2e-3, "draft_step_overhead_s": 1e-4},
+            "0.14": {"overheads": {"step_overhead_s": 3e-3}},
+            "0.20": {
+                "overheads": {"step_overhead_s": 2e-3, "draft_step_overhead_s": 1e-4}
+            },
         },
     }
     profile = engine_from_document(document, where="x")
@@ -127,7 +129,7 @@ def test_a_drafts_gain_falls_with_the_users_where_the_host_schedules_between_ste
 def test_a_self_draft_is_priced_as_the_model_runner_runs_it():
     """V1 schedules between steps and captures no draft pass; the step without drafts, and other drafts, stay."""
     engine = load_engine("vllm")
-    v1, given = engine.with_constants(runner="V1"), setup()
+    v1, given = engine.with_constants({"paths.runner": "V1"}), setup()
     assert step(dataclasses.replace(given, engine=v1)) == step(given)
     own = dataclasses.replace(
         given,
@@ -152,7 +154,7 @@ def test_a_self_draft_is_priced_as_the_model_runner_runs_it():
         * (terms.overheads.sequence_overhead_s - engine.overheads.sequence_overhead_s)
     )
     with pytest.raises(ValueError, match="one of V2, V1, not 'V3'"):
-        engine.with_constants(runner="V3")
+        engine.with_constants({"paths.runner": "V3"})
 
 
 def test_an_engine_that_expands_its_batch_pays_for_each_scored_token():
@@ -353,9 +355,11 @@ def test_mxfp4_is_computed_where_a_device_can_and_widened_elsewhere():
 
 def test_a_step_costs_the_host_what_it_does_on_its_device():
     profile = EngineProfile(name="x").with_constants(
-        autoregressive_overhead_s=1e-3,
-        step_overhead_s=2e-3,
-        overhead_on={"there": 4e-4},
+        {
+            "overheads.autoregressive_overhead_s": 1e-3,
+            "overheads.step_overhead_s": 2e-3,
+            "overheads.overhead_on": {"there": 4e-4},
+        }
     )
     assert profile.step_overheads("here") == (1e-3, 2e-3)
     assert profile.step_overheads("there") == pytest.approx((4e-4, 1.4e-3))
@@ -364,7 +368,7 @@ def test_a_step_costs_the_host_what_it_does_on_its_device():
 def test_experts_that_fill_blocks_take_their_kernel_s_fixed_time():
     """MiniMax-M2.5: 192 columns of a rank of eight do not, 384 of four do."""
     given, engine = setup("h200", model="minimax-m2.5"), load_engine("vllm")
-    without = engine.with_constants(block_experts_layer_s=0.0)
+    without = engine.with_constants({"kernels.block_experts_layer_s": 0.0})
     narrow = {
         "precision": Precision(weight_dtype="fp8_block"),
         "speculation": SpeculationSpec(),
@@ -391,7 +395,7 @@ def test_no_single_sequence_more_costs_a_wave_of_verification() -> None:
     """
     spec = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=1024)
     server = Setup.of("llama-3.1-8b", "a100-sxm-80gb", "vllm", spec)
-    engine = server.engine.with_constants(has_mixed_lengths=False)
+    engine = server.engine.with_constants({"kernels.has_mixed_lengths": False})
     equal = dataclasses.replace(server, engine=engine)
     points = Points(
         batch=np.arange(40.0, 71.0), context=32_768, tp=8, gamma=4, budget=1024

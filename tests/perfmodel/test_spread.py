@@ -130,7 +130,7 @@ def test_a_rank_reads_the_experts_that_all_groups_tokens_choose_of_its_own(
     monkeypatch.setattr(forward, "EXPERT_IMBALANCE", 1.0)
     model = load_model_spec("qwen3-30b-a3b")
     mlp, count = next((mlp, count) for mlp, count in model.feed_forwards)
-    engine = VLLM.with_constants(fused_experts=False)
+    engine = VLLM.with_constants({"kernels.fused_experts": False})
     spread = Parallelism(dp=8, whole_experts=True)
     time = forward_pass(
         model, H100, engine, batch=3, query_len=1, kv_len=64, spread=spread

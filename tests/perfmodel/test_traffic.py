@@ -48,9 +48,11 @@ MIX = WorkloadSpec(
     )
 )
 PROMPT_ENGINE = load_engine("vllm").with_constants(
-    steps_ahead=0.0,
-    request_latency_s=0.0,
-    prompt_token_latency_s=0.0,
+    {
+        "scheduler.steps_ahead": 0.0,
+        "scheduler.request_latency_s": 0.0,
+        "scheduler.prompt_token_latency_s": 0.0,
+    }
 )
 """vLLM without what lies outside of its iterations."""
 AUTOREGRESSIVE = Setup.of("llama-3.1-8b", "h100-sxm-80gb", PROMPT_ENGINE)

@@ -39,7 +39,11 @@ CHAT: dict[str, Any] = {
     "draft": "none",
 }
 ENGINE = load_engine("vllm").with_constants(
-    steps_ahead=0.0, request_latency_s=0.0, prompt_token_latency_s=0.0
+    {
+        "scheduler.steps_ahead": 0.0,
+        "scheduler.request_latency_s": 0.0,
+        "scheduler.prompt_token_latency_s": 0.0,
+    }
 )
 ALONE = Setup.of("llama-3.1-8b", "h100-sxm-80gb", ENGINE)
 

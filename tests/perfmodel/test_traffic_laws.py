@@ -24,9 +24,11 @@ from magicdec.specs.speculation import SpeculationSpec
 from magicdec.specs.workload import RequestShape, WorkloadSpec
 
 ENGINE = load_engine("vllm").with_constants(
-    steps_ahead=0.0,
-    request_latency_s=0.0,
-    prompt_token_latency_s=0.0,
+    {
+        "scheduler.steps_ahead": 0.0,
+        "scheduler.request_latency_s": 0.0,
+        "scheduler.prompt_token_latency_s": 0.0,
+    }
 )
 """vLLM without what lies outside of its iterations."""
 ALONE = Setup.of("llama-3.1-8b", "h100-sxm-80gb", ENGINE)

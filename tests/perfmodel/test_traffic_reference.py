@@ -247,7 +247,7 @@ def loads(draw: st.DrawFn, stages: int, groups: int) -> tuple[Server, Requests]:
         seed=draw(st.integers(0, 99)),
     )
     is_drafted = draw(st.booleans())
-    engine = ENGINE.with_constants(mixes_prefill=draw(st.booleans()))
+    engine = ENGINE.with_constants({"scheduler.mixes_prefill": draw(st.booleans())})
     setup = Setup.of(
         "llama-3.1-8b", "h100-sxm-80gb", engine, *([EAGLE] if is_drafted else [])
     )

@@ -181,7 +181,8 @@ def test_elasticities_are_the_differences_of_plans() -> None:
     def engine(factor: float) -> PlanRequest:
         overhead = ENGINE.overheads.layer_overhead_s * factor
         return msgspec.structs.replace(
-            REQUEST, engine=ENGINE.with_constants(layer_overhead_s=overhead)
+            REQUEST,
+            engine=ENGINE.with_constants({"overheads.layer_overhead_s": overhead}),
         )
 
     assert found["memory bandwidth"].elasticity == pytest.approx(

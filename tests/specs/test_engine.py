@@ -17,7 +17,7 @@ def test_every_shipped_profile_loads_under_its_own_name(name: str) -> None:
 
 def test_a_saved_profile_reads_back_equal(tmp_path: Path) -> None:
     profile = EngineProfile(name="mine", sources={"a": "b"}).with_constants(
-        layer_overhead_s=1.5e-5, sampling_s_per_element=3e-10
+        {"overheads.layer_overhead_s": 1.5e-5, "sampling.sampling_s_per_element": 3e-10}
     )
     save_engine(profile, tmp_path / "mine.toml")
     assert load_engine(tmp_path / "mine.toml") == profile
@@ -26,14 +26,14 @@ def test_a_saved_profile_reads_back_equal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("name = 'x'\nlayer_overhead = 1.0", "layer_overhead"),
-        ("name = 'x'\nlayer_overhead_s = 'long'", "layer_overhead_s"),
-        ("layer_overhead_s = 1.0", "name"),
-        ("name = 'x'\nlayer_overhead_s = nan", "layer_overhead_s"),
-        ("name = 'x'\ngemm_factor = 0.0", "gemm_factor"),
-        ("name = 'x'\nstep_overhead_s = -1.0", "step_overhead_s"),
-        ("name = 'x'\nmemory_fraction = 1.5", "memory_fraction"),
-        ("name = 'x'\nkv_reads = 'sometimes'", "kv_reads"),
+        ("name = 'x'\n[overheads]\nlayer_overhead = 1.0", "layer_overhead"),
+        ("name = 'x'\n[overheads]\nlayer_overhead_s = 'long'", "layer_overhead_s"),
+        ("version = '1'", "name"),
+        ("name = 'x'\n[overheads]\nlayer_overhead_s = nan", "layer_overhead_s"),
+        ("name = 'x'\n[kernels]\ngemm_factor = 0.0", "gemm_factor"),
+        ("name = 'x'\n[overheads]\nstep_overhead_s = -1.0", "step_overhead_s"),
+        ("name = 'x'\n[memory]\nmemory_fraction = 1.5", "memory_fraction"),
+        ("name = 'x'\n[kernels]\nkv_reads = 'sometimes'", "kv_reads"),
         ("name = ", "not valid TOML"),
     ],
 )
@@ -70,32 +70,6 @@ def test_a_file_nested_too_deeply_is_refused(tmp_path: Path) -> None:
             load_engine(tmp_path / name)
 
 
-FLAT = """
-name = "mine"
-gemm_factor = 0.8
-step_overhead_s = 1e-3
-eagle3_step_overhead_s = 2e-4
-ngram_lookup_s = 1e-5
-drafts = ["model/full", "ngram", "eagle3"]
-staged_drafts = ["eagle3"]
-synchronous_drafts = ["ngram"]
-captured_tokens = 512
-runner = "V1"
-drops_last_unit = ["eagle3"]
-other_speedup_error = 0.09
-[draft_calls.model]
-method = "draft_model"
-[draft_windows]
-eagle3 = "--window"
-[self_draft.V1]
-sequence_overhead_s = 3e-5
-[before."0.14"]
-step_overhead_s = 3e-3
-eagle3_draft_overhead_s = 5e-4
-[sources]
-gemm_factor = "a fit"
-synchronous_drafts = "its source"
-"""
 IN_TABLES = """
 name = "mine"
 [kernels]
@@ -138,14 +112,14 @@ def profile_of(text: str, tmp_path: Path) -> EngineProfile:
     return load_engine(path)
 
 
-def test_flat_keys_are_read_as_keys_in_tables(tmp_path: Path) -> None:
-    flat = profile_of(FLAT, tmp_path)
-    tables = profile_of(IN_TABLES, tmp_path)
-    assert flat == tables
-    assert flat.of_version("0.12") == tables.of_version("0.12")
-    assert flat.of_version("0.12").drafts["eagle3"].draft_overhead_s == 5e-4
-    assert flat.self_drafting.overheads.sequence_overhead_s == 3e-5
-    assert [kind for kind in flat.drafts if flat.drafts[kind].runs] == [
+def test_a_version_and_a_self_draft_change_single_keys(tmp_path: Path) -> None:
+    profile = profile_of(IN_TABLES, tmp_path)
+    older = profile.of_version("0.12")
+    assert older.overheads.step_overhead_s == 3e-3
+    assert older.drafts["eagle3"].draft_overhead_s == 5e-4
+    assert older.drafts["eagle3"].window_setting == "--window"
+    assert profile.self_drafting.overheads.sequence_overhead_s == 3e-5
+    assert [kind for kind in profile.drafts if profile.drafts[kind].runs] == [
         "model/full",
         "ngram",
         "eagle3",
@@ -155,27 +129,23 @@ def test_flat_keys_are_read_as_keys_in_tables(tmp_path: Path) -> None:
 def test_a_file_that_names_no_drafts_runs_all_of_them(tmp_path: Path) -> None:
     assert profile_of("name = 'x'", tmp_path) == EngineProfile(name="x")
     assert all(draft.runs for draft in EngineProfile(name="x").drafts.values())
-    assert not profile_of("name = 'x'\ndrafts = []", tmp_path).drafts
+    assert not profile_of("name = 'x'\n[drafts]", tmp_path).drafts
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("gemm_factor = 1.1\n[kernels]\ngemm_factor = 1.0", "kernels.gemm_factor"),
-        (
-            "synchronous_drafts = ['ngram']\n[drafts.ngram]\nis_synchronous = true",
-            "drafts.ngram.is_synchronous",
-        ),
-        ("staged_drafts = ['ngramm']", "ngramm"),
-        ("staged_drafts = 3", "staged_drafts"),
-        ("[before.'0.9']\ngemm_factr = 1.0", "gemm_factr"),
-        ("[before.'0.9']\ngemm_factor = 'x'", "before.0.9"),
+        ("gemm_factor = 1.1", "gemm_factor"),
+        ("drafts = ['ngram']", "drafts"),
+        ("[drafts.ngramm]", "ngramm"),
+        ("[before.'0.9'.kernels]\ngemm_factr = 1.0", "gemm_factr"),
+        ("[before.'0.9'.kernels]\ngemm_factor = 'x'", "before.0.9"),
         ("[drafts.ngram.scan_s]\n100 = 2.0\n50 = 1.0", "scan_s"),
-        ("kernels = 3\ngemm_factor = 1.0", "kernels"),
+        ("kernels = 3", "kernels"),
         ("before = 3", "before"),
     ],
 )
-def test_a_key_in_both_forms_or_in_none_is_refused_in_one_line(
+def test_a_key_outside_its_table_is_refused_in_one_line(
     tmp_path: Path, text: str, named: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -184,13 +154,17 @@ def test_a_key_in_both_forms_or_in_none_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_every_constant_is_found_and_changed_by_its_name_alone() -> None:
+def test_every_constant_is_found_and_changed_by_its_address() -> None:
     profile = load_engine("vllm")
     again = profile.with_constants(
-        gemm_factor=2.0, eagle3_step_overhead_s=0.5, captured_tokens=7
+        {
+            "kernels.gemm_factor": 2.0,
+            "drafts.eagle3.step_overhead_s": 0.5,
+            "graphs.captured_tokens": 7,
+        }
     )
-    assert again.kernels.gemm_factor == again.constant("gemm_factor") == 2.0
+    assert again.kernels.gemm_factor == again.constant("kernels.gemm_factor") == 2.0
     assert again.drafts["eagle3"].step_overhead_s == 0.5
-    assert again.constant("eagle3_step_overhead_s") == 0.5
+    assert again.constant("drafts.eagle3.step_overhead_s") == 0.5
     assert again.graphs.captured_tokens == 7
     assert again.drafts["ngram"] == profile.drafts["ngram"]

@@ -66,7 +66,9 @@ def test_scheduling_between_steps_costs_a_plain_step_too_and_a_look_up_once() ->
         assert apart == pytest.approx(VLLM.overheads.synchronous_step_overhead_s)
     assert VLLM.scheduling("ngram", "ngram").overheads == (
         between.with_constants(
-            autoregressive_overhead_s=VLLM.overheads.autoregressive_overhead_s
+            {
+                "overheads.autoregressive_overhead_s": VLLM.overheads.autoregressive_overhead_s
+            }
         ).overheads
     )
 

@@ -364,7 +364,9 @@ def test_a_file_that_changed_is_read_anew(tmp_path):
         save_hardware(
             msgspec.structs.replace(local_profile(), memory_bytes=memory_bytes), device
         )
-        save_engine(load_engine("ours").with_constants(gemm_factor=factor), engine)
+        save_engine(
+            load_engine("ours").with_constants({"kernels.gemm_factor": factor}), engine
+        )
         save_profile(constant_profile(rate), law)
         rates = load_profile(law).conditional_rates(
             budget=np.array([512]), context=4096, gamma_max=1

@@ -215,12 +215,12 @@ def test_a_fit_finds_constants_that_it_did_not_start_from():
     rows = [row for row in sample_rows() if row.engine == "trtllm"]
     start = load_engine("trtllm")
     other = {
-        "gemm_factor": 1.1,
-        "narrow_gemm_factor": 0.7,
-        "attention_factor": 1.3,
-        "sequence_overhead_s": 4e-5,
+        "kernels.gemm_factor": 1.1,
+        "kernels.narrow_gemm_factor": 0.7,
+        "kernels.attention_factor": 1.3,
+        "overheads.sequence_overhead_s": 4e-5,
     }
-    truth = predict_rows(rows, {"trtllm": start.with_constants(**other)})
+    truth = predict_rows(rows, {"trtllm": start.with_constants(other)})
     made = [
         msgspec.structs.replace(row, value=float(seconds) * 1e3)
         for row, seconds in zip(rows, truth, strict=True)
@@ -239,7 +239,7 @@ def test_constants_in_columns_are_predicted_as_one_by_one():
     for name in PRIORS:
         columns = {
             engine: profile.with_constants(
-                **{name: (profile.constant(name) or 1e-5) * factors[:, None]}
+                {name: (profile.constant(name) or 1e-5) * factors[:, None]}
             )
             for engine, profile in profiles.items()
         }
@@ -249,7 +249,7 @@ def test_constants_in_columns_are_predicted_as_one_by_one():
         for factor, predicted in zip(factors, together, strict=True):
             alone = {
                 engine: profile.with_constants(
-                    **{name: (profile.constant(name) or 1e-5) * factor}
+                    {name: (profile.constant(name) or 1e-5) * factor}
                 )
                 for engine, profile in profiles.items()
             }
@@ -288,7 +288,7 @@ def improvement(rows: list[ServingRow], engines: dict[str, EngineProfile]) -> fl
         for name, engine in engines.items()
     }
     known = {
-        name: engine.with_constants(**{key: PRIORS[key].prior for key in unset[name]})
+        name: engine.with_constants({key: PRIORS[key].prior for key in unset[name]})
         for name, engine in engines.items()
     }
     joint = Joint(rows, known, PRIORS)
@@ -318,7 +318,8 @@ def test_shipped_constants_are_what_a_fit_of_the_shipped_rows_gives():
     shipped = {name: load_engine(name) for name in ("vllm", "sglang", "trtllm")}
     assert improvement(used, shipped) < 0.01
     worse = {
-        name: engine.with_constants(gemm_factor=1.2) for name, engine in shipped.items()
+        name: engine.with_constants({"kernels.gemm_factor": 1.2})
+        for name, engine in shipped.items()
     }
     assert improvement(used, worse) > 0.05
 
@@ -341,9 +342,15 @@ def test_the_width_for_a_row_comes_from_other_devices_only():
 
 
 def test_an_unseen_device_and_an_unseen_model_widen_the_interval_independently():
-    engine = load_engine("vllm").with_constants(relative_error=0.06, other_device_error=0.10, other_model_error=0.12,
-        fitted_devices=("h100-sxm-80gb",), fitted_models=("llama-3.1-8b",),
-    )  # fmt: skip
+    engine = load_engine("vllm").with_constants(
+        {
+            "errors.relative_error": 0.06,
+            "errors.other_device_error": 0.10,
+            "errors.other_model_error": 0.12,
+            "fitted_devices": ("h100-sxm-80gb",),
+            "fitted_models": ("llama-3.1-8b",),
+        }
+    )
     assert engine.error_for("h100-sxm-80gb", "llama-3.1-8b") == pytest.approx(0.06)
     assert engine.error_for("a100-sxm-80gb", "llama-3.1-8b") == pytest.approx(0.10)
     assert engine.error_for("h100-sxm-80gb", "qwen3-32b") == pytest.approx(0.12)
@@ -353,9 +360,11 @@ def test_an_unseen_device_and_an_unseen_model_widen_the_interval_independently()
 
 def test_versions_before_asynchronous_scheduling_pay_for_each_sequence():
     engine = load_engine("vllm").with_constants(
-        sequence_overhead_s=1e-6,
-        older_sequence_overhead_s=3e-5,
-        asynchronous_since="0.14",
+        {
+            "overheads.sequence_overhead_s": 1e-6,
+            "overheads.older_sequence_overhead_s": 3e-5,
+            "scheduler.asynchronous_since": "0.14",
+        }
     )
     assert (
         engine.of_version("0.14.0rc1").overheads.sequence_overhead_s

@@ -375,7 +375,9 @@ def _pace(row: Candidate) -> str:
 
 def keeping_last_unit(case: Case) -> Case:
     """The case on an engine whose drafts keep the last unit of each prefix hit."""
-    return replace(case, engine=case.engine.with_constants(drops_last_unit=()))
+    return replace(
+        case, engine=case.engine.with_constants({"prefix_cache.drops_last_unit": ()})
+    )
 
 
 def hits_lost(case: Case, best: Candidate, cost: str, unit_tokens: int) -> str:
