@@ -79,7 +79,7 @@ docs: $(INSTALLED)
 
 # Answers of docs/atlas.md and docs/atlas.html: five minutes of one processor.
 atlas: $(INSTALLED)
-	$(BIN)/magicdec atlas -o docs/atlas.html -o docs/atlas.md --jobs 2
+	$(BIN)/python -m evidence atlas -o docs/atlas.html -o docs/atlas.md --jobs 2
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) build dist site demo-output .pytest_cache .mypy_cache .ruff_cache

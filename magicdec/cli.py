@@ -84,7 +84,6 @@ COMMANDS = {
     "export": ("report", "export_command", "EXPORT_EPILOG"),
     "observe": ("server", "observe_command", "OBSERVE_EPILOG"),
     "explore": ("plan", "explore_command", "EXPLORE_EPILOG"),
-    "atlas": ("atlas", "atlas_command", "EPILOG"),
     "sensitivity": ("plan", "sensitivity_command", "SENSITIVITY_EPILOG"),
     "models": ("catalog", "models_command", "MODELS_EPILOG"),
     "hardware": ("catalog", "hardware_command", "HARDWARE_EPILOG"),

@@ -20,6 +20,7 @@ import typer.main
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
+from evidence.__main__ import app as evidence_app
 from magicdec.cli import app, register_commands
 from magicdec.perfmodel.acceptance import constant_profile, save_profile
 from magicdec.perfmodel.planner import PlanRequest, make_plan
@@ -43,8 +44,9 @@ TINY = "tiny-llama-3.2-1b"
 """Stands for that model where weights are random: a billion of them take a minute."""
 WRITTEN = ("output", "records")
 """Parameters that name files to write."""
-ELSEWHERE = ("explore", "demo", "atlas")
-"""Served until stopped (tests/explore), the whole path (`make demo`), 640 plans (tests/atlas)."""
+EVIDENCE = "python -m evidence"
+ELSEWHERE = ("explore", "demo", "evidence atlas")
+"""Served until stopped (tests/explore), the whole path (`make demo`), 640 plans (evidence/tests)."""
 EXAMPLE_KEY = "3f2a"
 """Stands for the key of a record of the reader's."""
 QUESTIONS = "docs/questions.md"
@@ -72,9 +74,11 @@ default the options of such commands are looked up, and in the slow tests each r
 
 @cache
 def tree() -> Any:
-    """The commands as click sees them."""
+    """The commands as click sees them; those of the evidence are a group of that name."""
     register_commands()
-    return typer.main.get_command(app)
+    group: Any = typer.main.get_command(app)
+    group.commands["evidence"] = typer.main.get_command(evidence_app)
+    return group
 
 
 def helps(group: Any, path: tuple[str, ...] = ()) -> dict[str, str]:
@@ -99,15 +103,23 @@ TEXTS = {
 
 
 def commands(text: str) -> list[str]:
-    """Each line that calls magicdec, with its comment taken away."""
+    """Each line that calls magicdec or the evidence, with its comment taken away."""
     whole = re.sub(r"\s*\\\n\s*", " ", text)
     lines = [re.sub(r"\s+#.*", "", line).strip() for line in whole.splitlines()]
-    return [line for line in lines if line.startswith("magicdec ") and "|" not in line]
+    programs = ("magicdec ", f"{EVIDENCE} ")
+    return [line for line in lines if line.startswith(programs) and "|" not in line]
+
+
+def words_of(command: str) -> list[str]:
+    """The words behind the program's name; "evidence" is the first of that program's."""
+    if command.startswith(EVIDENCE):
+        return ["evidence", *shlex.split(command)[3:]]
+    return shlex.split(command)[1:]
 
 
 def kind(command: str) -> str:
     """ "run", "validate grid": what of `HELPS` a command line calls."""
-    words = command.split()[1:]
+    words = words_of(command)
     return " ".join(words[:2]) if " ".join(words[:2]) in HELPS else words[0]
 
 
@@ -208,7 +220,8 @@ def place(
 
 def test_every_command_has_examples_of_itself() -> None:
     for name, text in HELPS.items():
-        assert any(kind(command) == name for command in commands(text)), name
+        if not name.startswith("evidence"):
+            assert any(kind(command) == name for command in commands(text)), name
 
 
 def is_long(command: str) -> bool:
@@ -247,7 +260,10 @@ FIRST_PLACES = first_places()
 def runs(command: str, place: Path) -> None:
     """Raises AssertionError for a command that fails or says nothing."""
     words, _, target = command.partition(" > ")
-    done = CliRunner().invoke(app, shlex.split(words)[1:])
+    program, arguments = app, words_of(words)
+    if arguments[0] == "evidence":
+        program, arguments = evidence_app, arguments[1:]
+    done = CliRunner().invoke(program, arguments)
     allowed = (0, 1) if kind(command).split()[0] in MAY_FAIL else (0,)
     assert done.exit_code in allowed, f"{command}: {done.output} {done.exception!r}"
     assert done.stdout, command
@@ -300,7 +316,7 @@ def test_commands_that_take_long_run_as_they_are_written(
 def smaller(command: str) -> list[str]:
     """The words of a command that measures, with smaller numbers."""
     which = kind(command)
-    words = [*shlex.split(command)[1:], *SMALLER[which].split()]
+    words = [*words_of(command), *SMALLER[which].split()]
     words = [TINY if word == "llama-3.2-1b" else word for word in words]
     if which == "validate grid" and "--quick" not in words:
         words = ["grid-small.toml" if word == "docs/grid.toml" else word for word in words]  # fmt: skip

@@ -24,7 +24,8 @@ def sources() -> Iterator[Path]:
 
 def test_each_test_file_has_a_name_of_its_own() -> None:
     """pytest imports them by name: of two with one name, all would be refused."""
-    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    rooms = (ROOT / "tests", ROOT / "evidence" / "tests")
+    names = Counter(path.name for room in rooms for path in room.rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
 
 

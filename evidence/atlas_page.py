@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from magicdec.atlas.cells import AtlasCell, CellAnswer
-from magicdec.atlas.published import Published, published_of
-from magicdec.atlas.questions import Atlas
+from evidence.atlas import Atlas, AtlasCell, CellAnswer, Published, published_of
 from magicdec.naming import device_name
 from magicdec.reports import TEMPLATES as REPORT_TEMPLATES
 
 TEMPLATES = Path(__file__).parent / "templates"
 NO_VALUE = "–"
-BUILD = "magicdec atlas -o docs/atlas.html -o docs/atlas.md"
+BUILD = "python -m evidence atlas -o docs/atlas.html -o docs/atlas.md"
 """The command that builds the pages of the documentation."""
 GAINS = (1.1, 1.25, 1.5, 2.0)
 """Gains at which a cell's shade grows stronger."""

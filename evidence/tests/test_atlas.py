@@ -12,10 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 import magicdec
-from magicdec.atlas.cells import AtlasCell, cell_of, cells_of
-from magicdec.atlas.page import markdown_cell, render_html, render_markdown, sections_of
-from magicdec.atlas.published import published_of
-from magicdec.atlas.questions import Atlas, AtlasQuestion, read_atlas
+from evidence.atlas import (
+    Atlas,
+    AtlasCell,
+    AtlasQuestion,
+    cell_of,
+    cells_of,
+    published_of,
+    read_atlas,
+)
+from evidence.atlas_page import markdown_cell, render_html, render_markdown, sections_of
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError
 
