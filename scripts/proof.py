@@ -5,7 +5,8 @@
     python scripts/proof.py --base REV --head REV       two revisions
     python scripts/proof.py --kernels                   every kernel on 10,000 random works a device, and its refits
     python scripts/proof.py --ignore refusal notes      without these terms (a name, or its beginning)
-    python scripts/proof.py surfaces                    what commands print and write; drawn models' tokens and logits
+    python scripts/proof.py surfaces --quick            what some 200 commands print and write; without --quick 600
+    python scripts/proof.py surfaces --deleted REGEX    but for lines that a change deletes
     python scripts/proof.py --update-golden             rewrites the golden values of tests/perfmodel/test_golden.py
 
 Each side answers the same seeded requests (tests/golden/proof_requests.py) in a process of its own; every number of
@@ -18,12 +19,15 @@ import argparse
 import hashlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +39,13 @@ GOLDEN = ROOT / "tests" / "golden"
 sys.path.insert(0, str(GOLDEN))
 
 import proof_answers  # noqa: E402
+from proof_commands import FILES, commands  # noqa: E402
 from proof_golden import update_golden  # noqa: E402
 from proof_requests import draw, draw_kernels  # noqa: E402
 
 TOLERANCE = 1e-12
+SHOWN = 200
+"""Characters of a line that differs."""
 KEPT = Path(tempfile.gettempdir()) / f"magicdec-proof-{os.getuid()}"
 """Answers of revisions, which do not change."""
 Moved = dict[str, list[tuple[int, float, str]]]
@@ -97,19 +104,81 @@ def answers(revision: str, requests: list[dict[str, Any]]) -> list[dict[str, Any
     return found
 
 
-def surfaces(revision: str) -> dict[str, list[str]]:
-    """What scripts/proof_surfaces.py finds with the package of a revision."""
-    with tempfile.TemporaryDirectory() as folder, tree(revision) as package:
-        found = Path(folder, "surfaces.json")
+def surfaces(
+    revision: str, folder: Path, commands: list[list[str]], *, tokens: bool
+) -> dict[str, str]:
+    """What scripts/proof_surfaces.py finds with the package of a revision, in a copy of a folder of inputs."""
+    text = json.dumps(commands)
+    script = (SCRIPTS / "proof_surfaces.py").read_text(encoding="utf-8")
+    key = hashlib.sha256((text + script + str(tokens)).encode()).hexdigest()[:16]
+    kept = KEPT / f"surfaces-{revision}-{key}.json"
+    if revision and kept.exists():
+        found: dict[str, str] = json.loads(kept.read_text(encoding="utf-8"))
+        return found
+    KEPT.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=KEPT) as own, tree(revision) as package:
         environment = os.environ | {
             "PYTHONPATH": str(package),
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "100",
         }
-        command = [sys.executable, str(SCRIPTS / "proof_surfaces.py"), str(found)]
-        subprocess.run(command, env=environment, cwd=package, check=True)
-        texts: dict[str, str] = json.loads(found.read_text(encoding="utf-8"))
-    return {name: text.splitlines() for name, text in texts.items()}
+        asked, answered = Path(own, "commands.json"), Path(own, "surfaces.json")
+        asked.write_text(text, encoding="utf-8")
+        place = Path(own, "inputs")
+        shutil.copytree(folder, place)
+        parts = [(str(asked), place)]
+        if tokens:
+            parts.append(("--tokens", package))
+        found = {}
+        for part, cwd in parts:
+            script_path = str(SCRIPTS / "proof_surfaces.py")
+            command = [sys.executable, script_path, part, str(answered)]
+            subprocess.run(command, env=environment, cwd=cwd, check=True)
+            found |= json.loads(answered.read_text(encoding="utf-8"))
+        if revision:
+            answered.write_text(json.dumps(found), encoding="utf-8")
+            answered.replace(kept)
+    return found
+
+
+def compare_surfaces(
+    before: dict[str, str],
+    after: dict[str, str],
+    ignored: tuple[str, ...],
+    deleted: str | None,
+) -> int:
+    """Prints each pair of first lines that differ, with the surfaces that they begin to differ in."""
+    lost = re.compile(deleted) if deleted else None
+    moved: dict[tuple[str, str], list[str]] = {}
+    skipped = 0
+    for name, old in before.items():
+        if name.startswith(ignored):
+            continue
+        if name not in after:
+            skipped += 1
+            continue
+        sides = []
+        for text in (old, after[name]):
+            lines = text.splitlines()
+            sides.append([line for line in lines if not (lost and lost.search(line))])
+        if sides[0] == sides[1]:
+            continue
+        pairs = zip_longest(*sides, fillvalue="(nothing)")
+        first = next(pair for pair in pairs if pair[0] != pair[1])
+        moved.setdefault(first, []).append(name)
+    for (old, new), names in moved.items():
+        start = 0
+        if len(old) > SHOWN and len(new) > SHOWN:
+            both = zip(old, new, strict=False)
+            alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+            start = max(0, alike - SHOWN // 2)
+        print(f"{len(names)} x  {names[0]}")
+        print(f"  - {old[start : start + SHOWN]}\n  + {new[start : start + SHOWN]}")
+    differ = sum(map(len, moved.values()))
+    print(
+        f"{len(before)} surfaces, {skipped} of commands that are no more, {differ} differ"
+    )
+    return int(bool(moved))
 
 
 def difference(before: Any, after: Any) -> tuple[float, str] | None:
@@ -215,6 +284,15 @@ def main() -> int:
     parser.add_argument(
         "--jobs", type=int, default=1, help="2: both sides at the same time"
     )
+    parser.add_argument(
+        "--quick", action="store_true", help="surfaces: fewer of them, in a minute"
+    )
+    parser.add_argument(
+        "--tokens", action="store_true", help="surfaces: what drawn models speak, too"
+    )
+    parser.add_argument(
+        "--deleted", metavar="REGEX", help="surfaces: lines that are not compared"
+    )
     parser.add_argument("--update-golden", action="store_true")
     given = parser.parse_args()
     if given.update_golden:
@@ -227,12 +305,17 @@ def main() -> int:
         else git("merge-base", "main", head or "HEAD")
     )
     if given.part == "surfaces":
-        old, new = surfaces(base), surfaces(head)
-        changed = compare([old], [new], tuple(given.ignore))
-        for name, places in changed.items():
-            print(f"{name}: {places[0][2][:300]}")
-        print(f"{len(old)} surfaces, {len(changed)} differ")
-        return int(bool(changed))
+        with tempfile.TemporaryDirectory() as name:
+            inputs = Path(name)
+            command = ["git", "-C", ROOT, "archive", base, *FILES]
+            archive = subprocess.run(command, check=True, capture_output=True)
+            subprocess.run(["tar", "-x", "-C", name], input=archive.stdout, check=True)
+            lines = commands(inputs, quick=given.quick)
+            old, new = (
+                surfaces(side, inputs, lines, tokens=given.tokens)
+                for side in (base, head)
+            )
+        return compare_surfaces(old, new, tuple(given.ignore), given.deleted)
     if given.kernels:
         requests = draw_kernels(given.seed)
     else:

@@ -1,84 +1,98 @@
-"""The bytes that users see, and the tokens that drawn models speak, of the package that is importable.
+"""The bytes that users see, of the package that is importable: run by scripts/proof.py surfaces for both sides.
 
-    python scripts/proof_surfaces.py SURFACES.json
+    python scripts/proof_surfaces.py COMMANDS.json SURFACES.json            what commands print, and files they write
+    python scripts/proof_surfaces.py --tokens SURFACES.json                 what drawn models speak
 
-Written by scripts/proof.py surfaces for both sides: {name: text or hash}. Commands write into a folder of their own;
-dates, seconds that a command took, and that folder are masked. Each drawn architecture that runs decodes greedily
-without a draft and with two drafts; its logits count with their bytes.
+All command lines run in this one process, in the current folder. Dates and what a run measured are masked. A command
+that the package no longer has answers nothing.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import io
 import json
 import re
-import subprocess
 import sys
 import tempfile
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-COMMANDS = (
-    "plan", "run", "calibrate", "profile-acceptance", "report", "plot", "export", "observe", "explore",
-    "sensitivity", "models", "hardware", "engines", "demo", "validate", "records",
-)  # fmt: skip
-PLAN = (
-    "plan", "--model", "llama-3.1-8b", "--hardware", "h100", "--batch", "1,16", "--context", "8k", "--gen-len", "256"
-)  # fmt: skip
-SHOWN = (
-    ("--help",), *((name, "--help") for name in COMMANDS), PLAN,
-    (*PLAN, "--format", "csv"), (*PLAN, "--format", "json"),
-    ("plan", "--model", "deepseek-r1", "--hardware", "b200", "--gpus", "16", "--engine", "sglang"),
-    ("models",), ("hardware",), ("engines",), ("models", "--format", "json"), ("sensitivity", "--batch", "8"),
-    ("plan", "--model", "llama-3.1-9b"), ("run", "--draft", "gpt-2"), ("export", "vllm", "missing.json"),
-)  # fmt: skip
-WRITTEN = (
-    ("export", "vllm", "plan.json"), ("export", "sglang", "plan.json"),
-    ("report", "--plan", "plan.json", "-o", "out.html"),
-    ("plot", "heatmap", "--plan", "plan.json", "-o", "heatmap.svg"),
-    ("plot", "heatmap", "--plan", "plan.json", "--format", "csv"),
-    ("run", "--context", "64", "--gen-len", "8", "--batch", "2", "--draft", "self", "--records", "run.jsonl"),
-)  # fmt: skip
-"""Commands that read the plan of PLAN."""
-MASKED = re.compile(
-    r"/tmp/[\w/.-]+|\d{4}-\d\d-\d\d[T ]?[\d:.+Z]*|\d+(\.\d+)?([eE][+-]?\d+)? ?(s|ms|µs|GB/s|GFLOP/s)\b"
-)
+MASKED = re.compile(r"/tmp/[\w/.-]+|\d{4}-\d\d-\d\d[T ]?\d\d:\d\d[\d:.+Z]*")
+DATED = re.compile(r'datetime="[^<]*')
 MEASURED = re.compile(
     r'"[a-z_]*(_s|_bytes|_per_s|mbu|mfu|speedup|commit|host|time)[a-z_0-9]*": ?[^,}]+'
 )
+WRITTEN = (".json", ".jsonl", ".html", ".svg", ".csv", ".toml")
+TODAY = re.compile(r"20\d\d-\d\d-\d\d")
 
 
-def called(arguments: tuple[str, ...], folder: Path) -> str:
-    command = [sys.executable, "-m", "magicdec", *arguments]
-    found = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False
+def called(words: list[str]) -> tuple[str, bool]:
+    """What a command line prints, and whether the package has that command."""
+    from magicdec.cli import main
+
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), "utf-8"),
+        io.TextIOWrapper(io.BytesIO(), "utf-8"),
     )
-    return f"{found.returncode}\n{found.stdout}\n{found.stderr}"
+    sys.argv = ["magicdec", *words]
+    code: object = None
+    with redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+        except Exception as error:  # a bug of either side is an answer that is compared
+            code = f"{type(error).__name__}: {error}"
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
+    is_known = "unknown command" not in texts[1] and "No such command" not in texts[1]
+    return f"{code}\n{texts[0]}\n{texts[1]}", is_known
 
 
-def surfaces() -> dict[str, str]:
+def named(words: list[str]) -> str:
+    """The command line on one line, long texts by their beginning and a hash."""
+    found = []
+    for word in words:
+        plain = " ".join(word.split())
+        if len(plain) > 60 or plain != word:
+            plain = f"'{plain[:60]}...{hashlib.sha256(word.encode()).hexdigest()[:6]}'"
+        found.append(plain)
+    return " ".join(found)
+
+
+def surfaces(commands: list[list[str]]) -> dict[str, str]:
     """What commands print, and the files that they write."""
+    folder = Path.cwd()
     found: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for arguments in SHOWN:
-            found[" ".join(arguments)] = called(arguments, folder)
-        text = (
-            found[" ".join((*PLAN, "--format", "json"))]
-            .partition("\n")[2]
-            .rpartition("\n\n")[0]
-        )
-        (folder / "plan.json").write_text(text, encoding="utf-8")
-        for arguments in WRITTEN:
-            is_run = arguments[0] == "run"
-            printed = called(arguments, folder)
-            found[" ".join(arguments)] = "" if is_run else MASKED.sub("*", printed)
-            for path in sorted(folder.iterdir()):
-                if path.suffix in (".html", ".svg", ".jsonl") and path.is_file():
-                    own = path.read_text(encoding="utf-8")
-                    found[f"{' '.join(arguments)}: {path.name}"] = MASKED.sub(
-                        "*", MEASURED.sub("*", own)
-                    )
-                    path.unlink()
+    held = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    for number, words in enumerate(commands):
+        name = named(words)
+        printed, is_known = called(words)
+        if not is_known and len(words) > 1:
+            continue
+        is_run = words[0] == "run" and "--help" not in words
+        found[name] = "" if is_run else MASKED.sub("*", printed)
+        for path in sorted(folder.iterdir()):
+            written = path.stat().st_mtime_ns
+            if held.get(path.name) == written or path.suffix not in WRITTEN:
+                continue
+            held[path.name] = written
+            text = MASKED.sub("*", DATED.sub("*", path.read_text(encoding="utf-8")))
+            if path.suffix == ".jsonl":
+                text = MEASURED.sub("*", text)
+            found[f"{name}: {path.name}"] = (
+                TODAY.sub("*", text) if path.suffix != ".json" else text
+            )
+        if number % 50 == 49:
+            print(
+                f"{number + 1} of {len(commands)} commands", file=sys.stderr, flush=True
+            )
     return found
 
 
@@ -121,9 +135,14 @@ def tokens() -> dict[str, str]:
     return found
 
 
-def main(path: str) -> None:
-    Path(path).write_text(json.dumps(surfaces() | tokens()), encoding="utf-8")
+def main(asked: str, answered: str) -> None:
+    gc.set_threshold(50_000)
+    if asked == "--tokens":
+        found = tokens()
+    else:
+        found = surfaces(json.loads(Path(asked).read_text(encoding="utf-8")))
+    Path(answered).write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])
