@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from magicdec.errors import ConfigError, StorageError
 from magicdec.files import json_documents, read_bytes
+from magicdec.live import engine_logs, llama_cpp, load_results
 from magicdec.live.cost_check import is_cost_run
-from magicdec.live.engine_logs import (
-    is_llama_log,
-    is_sglang_log,
-    is_trtllm_log,
-    is_vllm_log,
-    read_llama_log,
-    read_sglang_log,
-    read_trtllm_log,
-    read_vllm_log,
-)
-from magicdec.live.logged import LoggedSeries, Stretch, observation_of, summed
 from magicdec.live.metrics import (
     NOT_TOLD,
     PREFIXES,
@@ -32,29 +24,7 @@ from magicdec.live.metrics import (
     targets,
 )
 from magicdec.live.observation import UNNAMED, CounterIncreases, Observation, observe
-from magicdec.live.reported import (
-    documents_of,
-    is_aiperf,
-    is_console,
-    is_guidellm,
-    is_iterations,
-    is_llama_answers,
-    is_llama_report,
-    is_report,
-    is_result,
-    is_summary,
-    is_table,
-    read_aiperf,
-    read_console,
-    read_guidellm,
-    read_iterations,
-    read_llama_answers,
-    read_llama_report,
-    read_report,
-    read_result,
-    read_summary,
-    read_table,
-)
+from magicdec.live.reading import Reading, Readings, observation_of, summed
 from magicdec.perfmodel import ImportedAcceptance, is_acceptance, read_acceptance
 from magicdec.units import MIB, format_count, printable
 
@@ -70,118 +40,36 @@ SCRAPE = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Form:
-    """One kind of text. `is_it` is a quick look at the whole of it."""
+class Form(NamedTuple):
+    """One kind of text. `is_it` is a quick look at the first JSON object or at the whole text, `read`
+    takes all JSON documents or the text."""
 
     name: str
-    told_by: str
-    """Its mark, as the documentation says it."""
-    is_it: Callable[[str], bool]
-    read: Callable[[str], LoggedSeries]
-    sample: str
-    """Its sample in docs/samples/logs."""
+    is_it: Callable[[Any], bool]
+    read: Callable[[Any], Readings]
 
 
-FORMS = (
+JSON_FORMS = (
     Form(
-        name="vLLM or SGLang benchmark result",
-        told_by="--save-result of vllm bench serve, --output-file of sglang.bench_serving",
-        is_it=is_result,
-        read=read_result,
-        sample="vllm_bench.json",
+        "vLLM or SGLang benchmark result",
+        load_results.is_result,
+        load_results.read_result,
     ),
     Form(
-        name="GenAI-Perf or AIPerf summary",
-        told_by="profile_export_genai_perf.json, profile_export_aiperf.json",
-        is_it=is_summary,
-        read=read_summary,
-        sample="genai_perf.json",
+        "GenAI-Perf or AIPerf summary",
+        load_results.is_summary,
+        load_results.read_summary,
     ),
-    Form(
-        name="AIPerf records",
-        told_by="profile_export.jsonl",
-        is_it=is_aiperf,
-        read=read_aiperf,
-        sample="aiperf.jsonl",
-    ),
-    Form(
-        name="GuideLLM report",
-        told_by="benchmarks.json",
-        is_it=is_guidellm,
-        read=read_guidellm,
-        sample="guidellm.json",
-    ),
-    Form(
-        name="llama.cpp answers",
-        told_by="JSON lines with timings",
-        is_it=is_llama_answers,
-        read=read_llama_answers,
-        sample="llama_answers.jsonl",
-    ),
-    Form(
-        name="TensorRT-LLM iterations",
-        told_by="the JSON that its /metrics answers (enable_iter_perf_stats)",
-        is_it=is_iterations,
-        read=read_iterations,
-        sample="trtllm_metrics.json",
-    ),
-    Form(
-        name="benchmark report",
-        told_by='"Serving Benchmark Result" of vLLM and SGLang, "PERFORMANCE OVERVIEW" of trtllm-bench',
-        is_it=is_report,
-        read=read_report,
-        sample="sglang_bench.txt",
-    ),
-    Form(
-        name="vLLM log",
-        told_by='"SpecDecoding metrics:", "Speculative metrics:" or "Avg prompt throughput:" lines',
-        is_it=is_vllm_log,
-        read=read_vllm_log,
-        sample="vllm.log",
-    ),
-    Form(
-        name="SGLang log",
-        told_by='"Decode batch" lines',
-        is_it=is_sglang_log,
-        read=read_sglang_log,
-        sample="sglang.log",
-    ),
-    Form(
-        name="TensorRT-LLM log",
-        told_by='"iter = ..., host_step_time = ..." lines (print_iter_log)',
-        is_it=is_trtllm_log,
-        read=read_trtllm_log,
-        sample="trtllm.log",
-    ),
-    Form(
-        name="llama.cpp log",
-        told_by='"eval time = ..." and "draft acceptance rate = ..." lines',
-        is_it=is_llama_log,
-        read=read_llama_log,
-        sample="llama_cpp.log",
-    ),
-    Form(
-        name="llama-speculative",
-        told_by='"n_drafted = ..." and "n_accept = ..." lines',
-        is_it=is_llama_report,
-        read=read_llama_report,
-        sample="llama_speculative.txt",
-    ),
-    Form(
-        name="GuideLLM table",
-        told_by='"Out Tok/sec" and "ITL (ms)" over a console\'s columns',
-        is_it=is_console,
-        read=read_console,
-        sample="guidellm.txt",
-    ),
-    Form(
-        name="GenAI-Perf or AIPerf table",
-        told_by='a console\'s table or CSV with "Inter Token Latency"',
-        is_it=is_table,
-        read=read_table,
-        sample="genai_perf.txt",
-    ),
+    Form("AIPerf records", load_results.is_aiperf, load_results.read_aiperf),
+    Form("GuideLLM report", load_results.is_guidellm, load_results.read_guidellm),
+    Form("llama.cpp answers", llama_cpp.is_llama_answer, llama_cpp.read_llama_answers),
+)
+TEXT_FORMS = (
+    Form("benchmark report", load_results.is_report, load_results.read_report),
+    Form("vLLM log", engine_logs.is_vllm_log, engine_logs.read_vllm_log),
+    Form("SGLang log", engine_logs.is_sglang_log, engine_logs.read_sglang_log),
+    Form("llama.cpp log", llama_cpp.is_llama_log, llama_cpp.read_llama_log),
+    Form("llama-speculative", llama_cpp.is_llama_report, llama_cpp.read_llama_report),
 )
 OTHERS = (
     "Prometheus metrics of vLLM, SGLang, TensorRT-LLM or llama.cpp",
@@ -237,8 +125,12 @@ def seen_in(
         )
     form = forms[0]
     try:
-        logged = form.read("\n".join(text for _, text in texts))
-        return observation_of(replace(logged, form=form.name))
+        if form in JSON_FORMS:
+            documents = [each for _, text in texts for each in documents_of(text)]
+            readings = form.read(documents)
+        else:
+            readings = form.read("\n".join(text for _, text in texts))
+        return observation_of(replace(readings, form=form.name))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else "another structure"
         raise ConfigError(
@@ -246,14 +138,14 @@ def seen_in(
         ) from None
 
 
-def of_sequences(imported: ImportedAcceptance) -> LoggedSeries:
+def of_sequences(imported: ImportedAcceptance) -> Readings:
     """A file's counts, by sequence."""
     counts = imported.counts
-    stretches = []
+    readings = []
     for steps, accepted in zip(counts.steps, counts.accepted, strict=True):
         by_position = tuple(float(count) for count in accepted)
-        stretches.append(
-            Stretch(
+        readings.append(
+            Reading(
                 counts=CounterIncreases(
                     drafts=float(steps),
                     accepted=math.fsum(by_position),
@@ -262,11 +154,11 @@ def of_sequences(imported: ImportedAcceptance) -> LoggedSeries:
                 )
             )
         )
-    return LoggedSeries(
+    return Readings(
         form=imported.kind,
         series=NOT_TOLD,
         unit="sequences",
-        stretches=stretches,
+        readings=readings,
         draft=UNNAMED,
     )
 
@@ -279,8 +171,24 @@ def _text(path: Path) -> str:
     return COLOURS.sub("", text)
 
 
+@functools.lru_cache(maxsize=1)
+def documents_of(text: str) -> tuple[Any, ...]:
+    """The documents of a JSON text, or of JSON lines; empty: it is none."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return ()
+    try:
+        return tuple(document for _, document in json_documents(text))
+    except ValueError:
+        return ()
+
+
 def form_of(text: str) -> Form | None:
-    for form in FORMS:
+    documents = documents_of(text)
+    if documents and isinstance(documents[0], dict):
+        for form in JSON_FORMS:
+            if form.is_it(documents[0]):
+                return form
+    for form in TEXT_FORMS:
         if form.is_it(text):
             return form
     return None
@@ -317,7 +225,7 @@ def observed(scrapes: Sequence[Scrape], wanted: str | None) -> Observation:
 
 def forms_text() -> str:
     """The forms that are read, in one sentence."""
-    names = [form.name for form in FORMS]
+    names = [form.name for form in (*JSON_FORMS, *TEXT_FORMS)]
     return f"read are: {', '.join([*names, *OTHERS])}"
 
 
@@ -340,7 +248,7 @@ def looks_like(text: str) -> str:
         documents = documents_of(text)
         if not documents:
             return f"no JSON, though it begins so: {_json_error(text)}"
-        if documents and isinstance(documents[0], dict):
+        if isinstance(documents[0], dict):
             names = [printable(str(name))[:SHOWN] for name in documents[0]]
             shown = ", ".join(names[:SHOWN_FIELDS])
             return f"JSON with the fields {shown}, which no form that is read has"

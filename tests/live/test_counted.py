@@ -286,28 +286,12 @@ def test_what_no_engine_counts_is_refused(text: str, said: str) -> None:
 # Files
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("", "empty"), ("  \n", "empty"), ("a\x00b", "no text"), ("{x", "no JSON, though it begins so"),
-    ('{"a": 1}', "the fields a,"),
-    ("<!DOCTYPE html>", "a web page"), ("# HELP x", "Prometheus metrics of no engine"),
-    ("vllm serve m", "magicdec check"),
-    ("Traceback (most recent call last)", "a log with a traceback"), ("a\nb", "text of 2 lines"),
-    ("a", "text of 1 line,"),
-])  # fmt: skip
-def test_a_text_of_no_form_is_told_by_its_looks(text: str, said: str) -> None:
-    assert said in forms.looks_like(text)
-    many = json.dumps({f"field{number}": 1 for number in range(9)})
-    told = forms.looks_like(many)
-    assert "field5" in told
-    assert "field6" not in told
-
-
 def test_counts_of_sequences_are_one_stretch_each() -> None:
     counts = SimpleNamespace(steps=[5, 3], accepted=[[4, 2], [1, 0]])
     found = forms.of_sequences(SimpleNamespace(counts=counts, kind="a trace"))  # type: ignore[arg-type]
-    assert [stretch.counts.drafts for stretch in found.stretches] == [5.0, 3.0]
-    assert [stretch.counts.accepted for stretch in found.stretches] == [6.0, 1.0]
-    assert found.stretches[0].counts.accepted_by_position == (4.0, 2.0)
+    assert [stretch.counts.drafts for stretch in found.readings] == [5.0, 3.0]
+    assert [stretch.counts.accepted for stretch in found.readings] == [6.0, 1.0]
+    assert found.readings[0].counts.accepted_by_position == (4.0, 2.0)
     assert (found.form, found.unit, found.series) == ("a trace", "sequences", NOT_TOLD)
 
 

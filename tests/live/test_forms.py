@@ -13,7 +13,7 @@ import pytest
 
 from magicdec.errors import ConfigError
 from magicdec.live.advice import Serving
-from magicdec.live.forms import FORMS, form_of, looks_like, read_files
+from magicdec.live.forms import JSON_FORMS, TEXT_FORMS, form_of, looks_like, read_files
 from magicdec.live.observation import parse_draft
 from magicdec.live.profile import rates
 from magicdec.live.show import View
@@ -454,21 +454,31 @@ def test_a_draft_that_accepts_nothing_is_said_first_whatever_it_is(tmp_path):
     assert "EAGLE-3 does not work" in headline(seen, draft=parse_draft("eagle3"))
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_samples_are_of_their_form(form):
-    text = (SAMPLES / form.sample).read_text()
-    assert form_of(text) is form
-    seen = read_files([SAMPLES / form.sample])
-    assert View().lines(seen)[0]
+SAMPLE_OF = {
+    "vLLM or SGLang benchmark result": "vllm_bench.json",
+    "GenAI-Perf or AIPerf summary": "genai_perf.json",
+    "AIPerf records": "aiperf.jsonl",
+    "GuideLLM report": "guidellm.json",
+    "llama.cpp answers": "llama_answers.jsonl",
+    "benchmark report": "sglang_bench.txt",
+    "vLLM log": "vllm.log",
+    "SGLang log": "sglang.log",
+    "llama.cpp log": "llama_cpp.log",
+    "llama-speculative": "llama_speculative.txt",
+}
 
 
 def test_the_page_shows_each_form_and_what_its_sample_answers():
     page = (ROOT / "docs" / "forms.md").read_text()
-    for form in FORMS:
-        seen = read_files([SAMPLES / form.sample])
+    assert set(SAMPLE_OF) == {form.name for form in (*JSON_FORMS, *TEXT_FORMS)}
+    for name, sample in SAMPLE_OF.items():
+        form = form_of((SAMPLES / sample).read_text())
+        assert form is not None
+        assert form.name == name
+        seen = read_files([SAMPLES / sample])
         answer = "\n".join(f"    {line}" for line in View().lines(seen)[:2])
-        assert f"| {form.name} | {form.told_by} |" in page
-        assert f"observe docs/samples/logs/{form.sample}\n{answer}\n" in page
+        assert f"| {name} | " in page
+        assert f"observe docs/samples/logs/{sample}\n{answer}\n" in page
 
 
 @pytest.mark.parametrize(
@@ -493,19 +503,22 @@ def test_what_is_not_read_is_said_to_look_like_something(text, said, tmp_path):
     "text",
     [
         "SpecDecoding metrics: " * 40_000,
-        "a" * 1_000_000 + " host_step_time num_scheduled_requests",
-        "host_step_time num_scheduled_requests " + " " * 900_000 + "= 1",
+        "SpecDecoding metrics: a: 1,\n" + "Accepted throughput: 1,\n" * 40_000,
+        "".join(
+            f"Engine {number}: Avg prompt throughput: x\n" for number in range(20_000)
+        ),
         "Decode batch #running-req" + ", x: 1" * 150_000,
         "eval time = tokens per second #gen drafts statistics " * 18_000,
         "[" * 1_000_000,
     ],
+    ids=["one line", "continued lines", "engines", "fields", "words", "brackets"],
 )
 def test_a_megabyte_of_anything_is_read_to_its_end(text, tmp_path):
-    """In tenths of a second; minutes where the time grows with the square."""
+    """In a second or two; minutes where the time grows with the square."""
     started = time.process_time()
     with pytest.raises(ConfigError):
         read(tmp_path, text)
-    assert time.process_time() - started < 30.0
+    assert time.process_time() - started < 15.0
 
 
 @pytest.mark.parametrize("accepted", [0, 10, 2_000, 10_000])
@@ -549,34 +562,11 @@ def test_a_report_of_sglangs_generator_gives_its_time_of_a_step():
     assert seen.tokens_per_s == pytest.approx(1517.74, rel=1e-3)
 
 
-def test_a_table_says_what_its_json_says():
-    table, summary = (
-        read_files([SAMPLES / name]) for name in ("genai_perf.txt", "genai_perf.json")
-    )
-    assert table.counts == summary.counts
-    assert table.tokens_per_s == pytest.approx(538.1, rel=1e-3)
-
-
-def test_iterations_of_tensorrt_llm_count_what_is_accepted():
-    """The iteration that read a prompt is left out: 76 of 144 drafted tokens are accepted in 48 steps."""
-    seen = read_files([SAMPLES / "trtllm_metrics.json"])
-    assert seen.counts.tokens_per_step == pytest.approx(1 + 76 / 48)
-    assert seen.counts.step_s == pytest.approx(9.6e-3)
-    assert seen.batch_size == 16
-
-
 def test_what_llama_speculative_prints_gives_its_steps():
     seen = read_files([SAMPLES / "llama_speculative.txt"])
     assert seen.counts.tokens_per_step == pytest.approx(512 / (512 - 366))
     assert seen.gamma == 8
     assert seen.tokens_per_s == pytest.approx(512 / 7.315)
-
-
-def test_guidellms_table_gives_the_means_of_its_sections():
-    seen = read_files([SAMPLES / "guidellm.txt"])
-    assert seen.counts.tpot_s == pytest.approx(12.4e-3)
-    assert seen.counts.ttft_s == pytest.approx(121.6e-3)
-    assert seen.tokens_per_s == pytest.approx(617.0)
 
 
 def test_llamas_answers_say_what_its_log_says():

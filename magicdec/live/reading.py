@@ -1,8 +1,8 @@
 """Engines' logs and load generators' results as observations like those of a server's metrics.
 
-A reader (live/engine_logs.py, live/reported.py) gives stretches of decoding: their counts, and the
-time of a step where nothing but decoding took it. A stretch whose clock also ran while the server
-was idle or read prompts counts with the median step of the others.
+A reader (engine_logs.py, llama_cpp.py, load_results.py) gives readings: counts of some decoding, and the
+time of a step where nothing but decoding took it. A reading whose clock also ran while the server was
+idle or read prompts counts with the median step of the others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import math
 import operator
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from magicdec.errors import ConfigError
@@ -30,8 +30,8 @@ IDLE = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stretch:
-    """Decoding that one line, or one request, of a log tells of."""
+class Reading:
+    """The decoding of one line, request or run of a file."""
 
     counts: CounterIncreases
     engine: str = ""
@@ -47,17 +47,17 @@ class Stretch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoggedSeries:
-    """All that a log tells."""
+class Readings:
+    """The readings of a file, and what it says of its server."""
 
     series: Series
-    stretches: Sequence[Stretch]
+    readings: Sequence[Reading]
     form: str = ""
     """Its name in the table of forms."""
     unit: str = "lines"
-    """A name of stretches, in the plural."""
+    """A name of the readings, in the plural."""
     number: int | None = None
-    """How many there are, where not every stretch is one."""
+    """How many there are, where not every reading is one."""
     model: str = ""
     draft: ServedDraft | None = None
     """The draft that the log names."""
@@ -67,116 +67,110 @@ class LoggedSeries:
     notes: tuple[str, ...] = ()
 
 
-def observation_of(logged: LoggedSeries) -> Observation:
-    """The log as an observation; that of several engines is their sum, with each as a part.
+def observation_of(logged: Readings) -> Observation:
+    """The readings as an observation; that of several engines is their sum, with each as a part.
 
-    Raises ConfigError where it tells of no decoding.
+    Raises ConfigError where they tell of no decoding, or of more than any engine does.
     """
-    if not logged.stretches:
+    if not logged.readings:
         raise ConfigError(f"this {logged.form} tells of no decoding")
-    _check(logged.stretches)
-    engines = list(dict.fromkeys(stretch.engine for stretch in logged.stretches))
-    parts = [_of_engine(logged, engine) for engine in engines]
+    by_engine: dict[str, list[Reading]] = {}
+    for reading in logged.readings:
+        counts = reading.counts
+        for value in (counts.accepted, counts.drafts, counts.output_tokens):
+            if value is not None and not 0.0 <= value <= LARGEST_NUMBER:
+                raise ConfigError(f"it counts {value:g} tokens, which no engine has")
+        length = reading.context_len
+        if length is not None and length > MAX_COUNTED_CONTEXT:
+            raise ConfigError(
+                f"it tells of sequences of {length:g} tokens, longer than any"
+            )
+        by_engine.setdefault(reading.engine, []).append(reading)
+    parts = [
+        _of_engine(logged, engine, readings) for engine, readings in by_engine.items()
+    ]
     if len(parts) == 1:
         return replace(parts[0], target=replace(parts[0].target, replica=""))
     return summed(parts)
 
 
-def _check(stretches: Iterable[Stretch]) -> None:
-    for stretch in stretches:
-        counts = stretch.counts
-        for value in (counts.accepted, counts.drafts, counts.output_tokens):
-            if value is not None and not 0.0 <= value <= LARGEST_NUMBER:
-                raise ConfigError(f"it counts {value:g} tokens, which no engine has")
-        if (
-            stretch.context_len is not None
-            and stretch.context_len > MAX_COUNTED_CONTEXT
-        ):
-            raise ConfigError(
-                f"it tells of sequences of {stretch.context_len:g} tokens, longer than any"
-            )
-
-
-def _of_engine(logged: LoggedSeries, engine: str) -> Observation:
-    stretches = [stretch for stretch in logged.stretches if stretch.engine == engine]
-    step_s, left_out = _usual_step(stretches)
+def _of_engine(
+    logged: Readings, engine: str, readings: Sequence[Reading]
+) -> Observation:
+    step_s, left_out = _usual_step(readings)
     segments = []
     seconds: list[float | None] = []
-    for stretch in stretches:
-        counts = stretch.counts
+    for reading in readings:
+        counts = reading.counts
         steps = counts.counted_steps
-        taken_s = stretch.seconds
+        taken_s = reading.seconds
         if step_s is not None and steps is not None and counts.step_seconds is None:
-            own_s = stretch.step_s
+            own_s = reading.step_s
             if own_s is None or own_s > IDLE * step_s:
                 own_s = step_s
-                if stretch.running:
-                    taken_s = own_s * steps / stretch.running
+                if reading.running:
+                    taken_s = own_s * steps / reading.running
             counts = replace(counts, step_seconds=own_s * steps)
         segments.append(counts)
         seconds.append(taken_s)
     notes = list(logged.notes)
     if left_out:
         notes.append(
-            f"{left_out} of {len(stretches)} {logged.unit} span idle time or prompts: their speed "
+            f"{left_out} of {len(readings)} {logged.unit} span idle time or prompts: their speed "
             "is taken from the others"
         )
     return Observation(
-        target=Target(
-            series=logged.series,
-            model=logged.model,
-            replica=engine,
-        ),
+        target=Target(series=logged.series, model=logged.model, replica=engine),
         segments=tuple(segments),
         counts=functools.reduce(operator.add, segments),
         load=MeanGauges(
-            running=_mean(stretches, "running"),
-            waiting=_mean(stretches, "waiting"),
-            kv_usage=_mean(stretches, "kv_usage"),
-            context_len=_mean(stretches, "context_len"),
+            running=_mean(readings, "running"),
+            waiting=_mean(readings, "waiting"),
+            kv_usage=_mean(readings, "kv_usage"),
+            context_len=_mean(readings, "context_len"),
             gamma=logged.gamma,
         ),
         window_s=_total(seconds),
-        num_scrapes=logged.number or len(stretches),
+        num_scrapes=logged.number or len(readings),
         announced=logged.draft,
         form=logged.form,
         unit=logged.unit,
         faults=logged.faults,
         notes=tuple(notes),
-        own_tokens_per_s=_speed(stretches, step_s),
+        own_tokens_per_s=_speed(readings, step_s),
     )
 
 
-def _speed(stretches: Sequence[Stretch], step_s: float | None) -> float | None:
-    """Tokens per second of the stretches that decoded all the time; None: there is none."""
+def _speed(readings: Sequence[Reading], step_s: float | None) -> float | None:
+    """Tokens per second of the readings that decoded all the time; None: there is none."""
     tokens = []
     seconds = []
-    for stretch in stretches:
-        is_like = step_s and stretch.step_s and stretch.step_s <= IDLE * step_s
-        if is_like and stretch.seconds and stretch.counts.output_tokens:
-            tokens.append(stretch.counts.output_tokens)
-            seconds.append(stretch.seconds)
+    for reading in readings:
+        is_like = step_s and reading.step_s and reading.step_s <= IDLE * step_s
+        if is_like and reading.seconds and reading.counts.output_tokens:
+            tokens.append(reading.counts.output_tokens)
+            seconds.append(reading.seconds)
     if not seconds:
         return None
     return math.fsum(tokens) / math.fsum(seconds)
 
 
-def _usual_step(stretches: Sequence[Stretch]) -> tuple[float | None, int]:
-    """The usual time of a step, and how many stretches have none that is like it."""
-    times = [stretch.step_s for stretch in stretches if stretch.step_s]
+def _usual_step(readings: Sequence[Reading]) -> tuple[float | None, int]:
+    """The usual time of a step, and how many readings have none that is like it."""
+    times = [reading.step_s for reading in readings if reading.step_s]
     if not times:
         return None, 0
     # idle time and prompts only lengthen a step, so the lower quarter is the cleanest
     usual = sorted(times)[(len(times) - 1) // 4]
     like = [seconds for seconds in times if seconds <= IDLE * usual]
-    return statistics.median(like), len(stretches) - len(like)
+    return statistics.median(like), len(readings) - len(like)
 
 
-def _mean(stretches: Sequence[Stretch], name: str) -> float | None:
+def _mean(readings: Sequence[Reading], name: str) -> float | None:
     values = []
-    for stretch in stretches:
-        value = getattr(stretch, name)
-        if value is not None and (stretch.running is None or stretch.running > 0):
+    for reading in readings:
+        value = getattr(reading, name)
+        if value is not None and (reading.running is None or reading.running > 0):
             values.append(value)
     if values:
         return math.fsum(values) / len(values)
