@@ -3,7 +3,6 @@
 cold start     wall time of `magicdec plan` with default arguments, from a fresh process
 throughput     configurations per second: the times of all terms of a step, tokens per step, speedup, and the fit in
                memory of every (batch, context, tp, draft, budget, gamma), element by element in numpy
-page           CPU time of the what-if page's answers, for states never asked before
 replays        tokens of a log per second of processor time, for one setting of each look-up
 
 python benchmarks/planning.py
@@ -20,8 +19,6 @@ import time
 
 import numpy as np
 
-from magicdec.explore.server import Explorer
-from magicdec.explore.state import Catalog
 from magicdec.logs.lookups import lookup
 from magicdec.logs.ngram import NgramReplay
 from magicdec.logs.suffix import SuffixReplay
@@ -33,16 +30,9 @@ from magicdec.perfmodel.speedup import predict
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SPARSE_METHODS, SpeculationSpec
-from magicdec.units import KIB, MIB, MILLI
+from magicdec.units import KIB, MIB
 
 REPETITIONS = 7
-QUERIES = {
-    "every measured draft": "context={}",
-    "one draft": "draft=streamingllm&context={}",
-    "one draft and budget": "draft=streamingllm&budget=512&context={}",
-    "typed acceptance": "acceptance=0.8&context={}",
-    "larger model": "model=llama-3.1-70b&hardware=h100-sxm-80gb&acceptance=0.8&batch=16&context={}",
-}
 
 
 def cold_start() -> dict[str, float]:
@@ -106,21 +96,6 @@ def throughput() -> dict[str, float]:
     }
 
 
-def page() -> dict[str, float]:
-    """Median milliseconds."""
-    explorer = Explorer(Catalog.given())
-    explorer.answer("")  # imports, catalogs
-    found = {}
-    for name, query in QUERIES.items():
-        times = []
-        for repetition in range(REPETITIONS):
-            started = time.process_time()
-            explorer.answer(query.format(16_384 + repetition))
-            times.append((time.process_time() - started) / MILLI)
-        found[name] = round(statistics.median(times), 1)
-    return found
-
-
 def replays() -> dict[str, int]:
     """Median tokens per second over texts that repeat parts of themselves."""
     rng = np.random.default_rng(0)
@@ -146,7 +121,7 @@ def replays() -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    for measure in (cold_start, throughput, page, replays):
+    for measure in (cold_start, throughput, replays):
         print(
             json.dumps(
                 {"benchmark": measure.__name__, "repetitions": REPETITIONS, **measure()}

@@ -316,22 +316,19 @@ def explore_command(
 ) -> None:
     """Ask what-if questions on a local page.
 
-    Move a control, and the planner answers.
+    A form with the options of a plan, and the answer as a report.
     """
     import webbrowser
 
-    from magicdec.explore.explorer import Explorer
     from magicdec.explore.server import ExplorerServer
-    from magicdec.explore.state import Catalog
 
-    catalog = Catalog.given(
-        model=model,
-        hardware=hardware,
-        engine=engine,
-        acceptance=[str(path) for path in acceptance or ()],
-    )
+    start = {"model": model, "hardware": hardware, "engine": engine}
     with ExplorerServer(
-        Explorer(catalog), host, port, allowed_hosts=allow_host or ()
+        {name: text for name, text in start.items() if text is not None},
+        [str(path) for path in acceptance or ()],
+        host=host,
+        port=port,
+        allowed_hosts=allow_host or (),
     ) as server:
         print(f"{server.url}  (Ctrl-C stops it)", flush=True)
         if browser:

@@ -1,102 +1,89 @@
-"""The standard library's server of the page.
+"""The what-if page on the standard library's server.
 
-    /                 the page                    /answer            its answer alone
-    /figure/NAME      a figure as HTML            /figure/NAME.svg   the same as a picture
-    /plan.json        the plan document           /gpus              best drafts on several GPUs
-    /drafts           drafts to choose from       /changed?was=      what changed since, in words
-    /explore.js, /explore.css
+    /            the form, and the answer to what is filled in as `magicdec report` shows it
+    /plan.json   the plan document
 
-Every address takes the state as its query string. An error of the user's is status 400 and its one
-line. A plan for a rate of requests takes seconds: until it is made, /answer says how far it is,
-with status 202, and the others wait; /gpus does the same. DELETE of /answer withdraws its asker,
-which a page names in the header X-Asker; what still waits for that asker gets status 409. POST of
-/check reads a server's command (/ does too, and sends the whole page), POST of /upload?name= keeps
-a file of requests. Pages of other origins start nothing.
+Both take a plan's options as their query string. An error of the user's is status 400 and its one line.
+One question is answered at a time; one whose asker has gone ends. Pages of other origins ask nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
-import json
 import select
 import socket
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from magicdec.errors import ConfigError, MagicdecError
-from magicdec.explore.computation import BusyError, FailedError, WithdrawnError
-from magicdec.explore.explorer import (
-    FIGURES,
-    HTML,
-    TEMPLATES,
-    Client,
-    Explorer,
-    Reply,
+from magicdec.explore.form import (
+    FIELDS,
+    FIRST,
+    Start,
+    suggestions,
+    texts_of,
+    values_of,
 )
-from magicdec.explore.uploads import MOST_UPLOAD_BYTES, too_large
-from magicdec.reports import TEMPLATES as REPORT_TEMPLATES
-from magicdec.specs import MOST_TEXT
+from magicdec.perfmodel import Plan, load_hardware, make_plan, request_of
+from magicdec.reports import (
+    ReportData,
+    html_context,
+    html_style,
+    template_environment,
+)
+from magicdec.schema import plan_command
+from magicdec.specs import load_engine, load_model_spec
 
-STATUS_OF_ERRORS: dict[type[MagicdecError], HTTPStatus] = {
-    WithdrawnError: HTTPStatus.CONFLICT,
-    BusyError: HTTPStatus.SERVICE_UNAVAILABLE,
-    FailedError: HTTPStatus.INTERNAL_SERVER_ERROR,
-}
-"""Others are the user's: 400."""
-CHUNK_BYTES = 65_536
-
-
-def script() -> str:
-    return _text("report.js", "explore.js")
-
-
-def style() -> str:
-    return _text("report.css", "explore.css")
-
-
-def _text(report: str, own: str) -> str:
-    return (REPORT_TEMPLATES / report).read_text(encoding="utf-8") + (
-        TEMPLATES / own
-    ).read_text(encoding="utf-8")
-
-
+TEMPLATES = Path(__file__).parent / "templates"
+HTML, JSON, PLAIN = "text/html", "application/json", "text/plain"
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' "
-    "data:; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-JSON, SVG, PLAIN = "application/json", "image/svg+xml", "text/plain"
-LONGEST_PAGE_NAME = 100
-"""Characters of a page's own name that are read."""
+MOST_WAITING = 8
+"""Questions that may wait while one is answered."""
 
 
 class ExplorerServer(ThreadingHTTPServer):
-    """Serves one explorer. It answers only requests that name it loopback or a host that was
-    allowed, which keeps out web pages that point a name of theirs at this machine."""
+    """Serves the page. It answers only requests that name it loopback or a host that was allowed,
+    which keeps out web pages that point a name of theirs at this machine."""
 
     daemon_threads = True
 
     def __init__(
         self,
-        explorer: Explorer,
+        start: Start,
+        acceptance: Iterable[str] = (),
+        *,
         host: str = "127.0.0.1",
         port: int = 0,
-        *,
         allowed_hosts: Iterable[str] = (),
     ) -> None:
-        """`allowed_hosts` are the names that a request may give this machine, besides loopback's.
+        """`start` and `acceptance`: what the page is started with; profiles go with its model.
+        `allowed_hosts`: names that a request may give this machine, besides loopback's.
 
-        Raises ConfigError when the address cannot be taken, or reaches beyond loopback with no name
-        allowed.
+        Raises ConfigError when a name is unknown, or the address cannot be taken or reaches beyond
+        loopback with no name allowed.
         """
-        self.explorer = explorer
-        self.allowed_hosts = frozenset(each.strip().lower() for each in allowed_hosts)
+        self.start = start
+        self.acceptance = tuple(acceptance)
+        readers = {
+            "model": load_model_spec,
+            "hardware": load_hardware,
+            "engine": load_engine,
+        }
+        for name, text in start.items():
+            readers[name](text)  # a misspelt name is said now
+        request_of(acceptance=self.acceptance)
+        self.allowed_hosts = frozenset(name.strip().lower() for name in allowed_hosts)
         for name in self.allowed_hosts:
             if not name or _host_name(name if ":" not in name else f"[{name}]") != name:
                 raise ConfigError(
@@ -105,8 +92,7 @@ class ExplorerServer(ThreadingHTTPServer):
         if not self.allowed_hosts and not _is_loopback(host):
             raise ConfigError(
                 f"--host {host} lets other machines in: name the host that they are to ask for, as "
-                "in "
-                "--allow-host planner.example.org"
+                "in --allow-host planner.example.org"
             )
         if ":" in host:
             self.address_family = socket.AF_INET6
@@ -118,6 +104,10 @@ class ExplorerServer(ThreadingHTTPServer):
                 f"cannot listen on {host}, port {port}: {reason}; --port 0 takes a free one"
             ) from error
         self.host = host
+        self.environment = template_environment(TEMPLATES)
+        self.answering = threading.Lock()  # the planner's tables and matplotlib
+        self.waiting = threading.BoundedSemaphore(1 + MOST_WAITING)
+        self.last: tuple[Mapping[str, Any], Plan] | None = None
 
     def answers(self, host: str) -> bool:
         """Whether it is meant by a Host header."""
@@ -126,10 +116,7 @@ class ExplorerServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        if ":" in self.host:
-            name = f"[{self.host}]"
-        else:
-            name = self.host
+        name = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{name}:{self.server_address[1]}/"
 
 
@@ -141,15 +128,6 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        self._answer(self._reply)
-
-    def do_DELETE(self) -> None:
-        self._answer(self._withdrawn)
-
-    def do_POST(self) -> None:
-        self._answer(self._posted)
-
-    def _answer(self, reply: Callable[[str, str], Reply]) -> None:
         if not self.server.answers(self.headers.get("Host", "")):
             line = "this page answers on loopback only, or to --allow-host\n"
             self._send(HTTPStatus.FORBIDDEN, PLAIN, line)
@@ -159,31 +137,102 @@ class Handler(BaseHTTPRequestHandler):
         except ValueError:
             self._send(HTTPStatus.BAD_REQUEST, PLAIN, "not an address\n")
             return
-        if not (self._is_own or (url.path == "/" and self._is_link)):
+        if url.path not in ("/", "/plan.json"):
+            self._send(HTTPStatus.NOT_FOUND, PLAIN, "not here\n")
+            return
+        if not self._is_own and not (url.path == "/" and self._is_link):
             line = "a page of another origin cannot ask\n"
             self._send(HTTPStatus.FORBIDDEN, PLAIN, line)
             return
+        if not self.server.waiting.acquire(blocking=False):
+            line = "too many questions wait already; ask again later\n"
+            self._send(HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, line)
+            return
         try:
-            self._send(*reply(url.path, url.query))
+            if url.path == "/":
+                self._send_page(url.query)
+            else:
+                texts = texts_of(url.query, self.server.start)
+                values = values_of(texts, self.server.start)
+                with self.server.answering:
+                    document = self._plan(values).to_json()
+                self._send(HTTPStatus.OK, JSON, document)
         except MagicdecError as error:
-            status = STATUS_OF_ERRORS.get(type(error), HTTPStatus.BAD_REQUEST)
-            self._send(status, HTML, self.server.explorer.error(error))
+            self._send(HTTPStatus.BAD_REQUEST, PLAIN, _one_line(error) + "\n")
         except ConnectionAbortedError:
             self.close_connection = True  # nobody reads an answer
         except Exception:
             # a bug: its traceback is shown here, and the client gets an answer
             traceback.print_exc(file=sys.stderr)
-            failure = FailedError(
-                "this question failed; its traceback is in the server's output"
-            )
-            failed = self.server.explorer.error(failure)
-            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, HTML, failed)
+            line = "this question failed; its traceback is in the server's output\n"
+            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, PLAIN, line)
+        finally:
+            self.server.waiting.release()
+
+    def _send_page(self, query: str) -> None:
+        """The form with the answer, or the one line of an error. A form is sent with its empty fields,
+        which a link leaves out."""
+        start = self.server.start
+        given = parse_qsl(query, keep_blank_values=True)
+        filled = [(name, text) for name, text in given if text or name in start]
+        if filled != given:
+            self._send(HTTPStatus.SEE_OTHER, HTML, "", to=f"/?{urlencode(filled)}")
+            return
+        parts: dict[str, Any] = {"texts": {**start, **dict(given)}}
+        status = HTTPStatus.OK
+        try:
+            parts["texts"] = texts = texts_of(query, start)
+            values = values_of(texts, start)
+            has_arrivals = "rate" in values
+            if (
+                self._is_own or not has_arrivals
+            ):  # a link elsewhere starts no simulation
+                with self.server.answering:
+                    data = ReportData.from_records([], self._plan(values))
+                    parts |= html_context(data)
+                parts["command"] = plan_command(self._asked(values))
+        except MagicdecError as error:
+            status = HTTPStatus.BAD_REQUEST
+            parts["error"] = _one_line(error)
+        page = self.server.environment.get_template("explore.html").render(
+            fields=FIELDS,
+            first=FIRST,
+            folded=[name for name in FIELDS if name not in FIRST],
+            switches=[name for name, option in FIELDS.items() if option.kind is bool],
+            suggestions=suggestions(),
+            query=query,
+            **html_style(),
+            **parts,
+        )
+        self._send(status, HTML, page)
+
+    def _asked(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with the profiles that the page was started with, where they are of its model."""
+        asked = dict(values)
+        if asked.get("model") == self.server.start.get("model"):
+            asked["acceptance"] = self.server.acceptance
+        return asked
+
+    def _plan(self, values: Mapping[str, Any]) -> Plan:
+        """The planner's answer; the last one is remembered, which a page and its document share."""
+        asked = self._asked(values)
+        if self.server.last is None or self.server.last[0] != asked:
+            self.server.last = (asked, make_plan(request_of(**asked), self._go_on))
+        return self.server.last[1]
+
+    def _go_on(self, message: str) -> None:
+        """Ends a simulation whose asker has closed the connection."""
+        try:
+            readable, _, _ = select.select([self.connection], [], [], 0.0)
+            is_gone = bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+        except (OSError, ValueError):
+            is_gone = True
+        if is_gone:
+            raise ConnectionAbortedError
 
     @property
     def _is_own(self) -> bool:
-        """Whether the request is of this server's own page, of an address typed in, or of no
-        browser.
-        """
+        """Whether the request is of this server's own page, of an address typed in, or of no browser."""
         if self.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
             return False
         origin = self.headers.get("Origin")
@@ -199,121 +248,33 @@ class Handler(BaseHTTPRequestHandler):
         """Whether somebody followed a link of another page to this one."""
         mode = self.headers.get("Sec-Fetch-Mode")
         destination = self.headers.get("Sec-Fetch-Dest")
-        return (self.command, mode, destination) == ("GET", "navigate", "document")
+        return (mode, destination) == ("navigate", "document")
 
-    @property
-    def _client(self) -> Client:
-        page = self.headers.get("X-Asker", "")[:LONGEST_PAGE_NAME]
-        return Client(page=page, is_gone=self._is_gone, may_start=self._is_own)
-
-    def _is_gone(self) -> bool:
-        """Whether the client has closed its connection."""
-        try:
-            readable, _, _ = select.select([self.connection], [], [], 0.0)
-            return bool(readable) and self.connection.recv(1, socket.MSG_PEEK) == b""
-        except (OSError, ValueError):
-            return True
-
-    def _reply(self, path: str, query: str) -> Reply:
-        explorer = self.server.explorer
-        client = self._client
-        if path == "/":
-            return explorer.page(query, client)
-        if path == "/answer":
-            return explorer.answer(query, client)
-        if path == "/plan.json":
-            return HTTPStatus.OK, JSON, explorer.plan(query, client).to_json()
-        if path == "/gpus":
-            return explorer.each_gpu(query, client)
-        if path == "/drafts":
-            return HTTPStatus.OK, JSON, json.dumps(explorer.drafts(query))
-        if path == "/changed":
-            return HTTPStatus.OK, PLAIN, self._changed(query)
-        if path == "/explore.js":
-            return HTTPStatus.OK, "text/javascript", script()
-        if path == "/explore.css":
-            return HTTPStatus.OK, "text/css", style()
-        name = path.removeprefix("/figure/").removesuffix(".svg")
-        if not path.startswith("/figure/") or name not in FIGURES:
-            return HTTPStatus.NOT_FOUND, PLAIN, "not here\n"
-        if path.endswith(".svg"):
-            picture = explorer.figure(name, query, client, is_picture=True)
-            return HTTPStatus.OK, SVG, picture
-        return HTTPStatus.OK, HTML, explorer.figure(name, query, client)
-
-    def _changed(self, query: str) -> str:
-        """Changes from the link in `was` to the rest of the query."""
-        now = []
-        was = ""
-        for name, value in parse_qsl(query, keep_blank_values=True):
-            if name == "was":
-                was = value
-            else:
-                now.append((name, value))
-        return self.server.explorer.changed(was, urlencode(now))
-
-    def _posted(self, path: str, query: str) -> Reply:
-        explorer = self.server.explorer
-        self.close_connection = True  # until its body is read
-        if path == "/upload":
-            name = dict(parse_qsl(query)).get("name", "")
-            content = self._body(MOST_UPLOAD_BYTES, too_large(name[:40]))
-            token = explorer.catalog.uploads.add(name, content)
-            return HTTPStatus.OK, PLAIN, token
-        if path not in ("/", "/check"):
-            return HTTPStatus.NOT_FOUND, PLAIN, "not here\n"
-        refusal = f"a command of more than {MOST_TEXT} characters is too long"
-        body = b"".join(self._body(4 * MOST_TEXT, refusal))
-        fields = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
-        command = fields.get("command", "")
-        state = fields.get("state", query)
-        if path == "/check":
-            return explorer.check(state, command, self._client)
-        return explorer.page(state, self._client, command)
-
-    def _body(self, most: int, refusal: str) -> Iterator[bytes]:
-        """The body that the client sends, in pieces. Raises ConfigError for more than `most` bytes."""
-        try:
-            left = int(self.headers.get("Content-Length", ""))
-        except ValueError:
-            left = -1
-        if left > most:
-            raise ConfigError(refusal)
-        if left < 0:
-            raise ConfigError("a body needs its length")
-        while left > 0:  # the connection is closed unless all is read
-            chunk = self.rfile.read(min(left, CHUNK_BYTES))
-            if not chunk:
-                raise ConnectionAbortedError
-            left -= len(chunk)
-            yield chunk
-        self.close_connection = False
-
-    def _withdrawn(self, _: str, query: str) -> Reply:
-        self.server.explorer.withdraw(query, self._client.page)
-        return HTTPStatus.OK, PLAIN, ""
-
-    def _send(self, status: HTTPStatus, kind: str, content: str) -> None:
+    def _send(self, status: HTTPStatus, kind: str, content: str, to: str = "") -> None:
         body = content.encode()
-        self.send_response(status)
-        for name, value in {
+        headers = {
             "Content-Type": f"{kind}; charset=utf-8",
             "Content-Length": str(len(body)),
             "Content-Security-Policy": POLICY,
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
             "Cache-Control": "no-store",
-        }.items():
+        }
+        if to:
+            headers["Location"] = to
+        self.send_response(status)
+        for name, value in headers.items():
             self.send_header(name, value)
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        # the page asked something newer and did not wait
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError):  # the asker did not wait
             self.end_headers()
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged."""
+
+
+def _one_line(error: MagicdecError) -> str:
+    return " ".join(str(error).split())
 
 
 def _host_name(host: str) -> str:

@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     )
     from magicdec.perfmodel.kernels.op import ForwardTime
     from magicdec.perfmodel.kernels.profile import (
+        EVERY_GPU,
         Group,
         HardwareProfile,
         Mask,

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from magicdec.reports.headline import Headline, headline_of
     from magicdec.reports.report import (
         TEMPLATES,
-        chart_view,
-        notes_of,
-        table_view,
+        html_context,
+        html_style,
         template_environment,
         write_report,
     )

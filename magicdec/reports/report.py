@@ -111,25 +111,36 @@ def template_environment(*directories: Path) -> jinja2.Environment:
 
 
 def render_html(data: ReportData) -> str:
-    from markupsafe import Markup
+    page = template_environment().get_template("report.html")
+    return page.render(**html_context(data), **html_style())
 
+
+def html_context(data: ReportData) -> dict[str, Any]:
+    """Everything that answer.html sets, of a report or of the what-if page."""
     charts = {chart.name: chart_view(chart) for chart in draw_all(data)}
     tables = {table.name: table_view(table) for table in all_tables(data)}
-    page = template_environment().get_template("report.html")
     needs_acceptance = []
     if data.plan is not None:
         needs_acceptance = data.plan.needs_acceptance
-    return page.render(
-        data=data,
-        headline=headline_of(data),
-        tables=tables,
-        sections=_sections(charts, tables, "charts"),
-        commands=commands_to_reproduce(data),
-        notes=notes_of(data.plan),
-        needs_acceptance=needs_acceptance,
-        style=Markup((TEMPLATES / "report.css").read_text("utf-8")),
-        script=Markup((TEMPLATES / "report.js").read_text("utf-8")),
-    )
+    return {
+        "data": data,
+        "headline": headline_of(data),
+        "tables": tables,
+        "sections": _sections(charts, tables, "charts"),
+        "commands": commands_to_reproduce(data),
+        "notes": notes_of(data.plan),
+        "needs_acceptance": needs_acceptance,
+    }
+
+
+def html_style() -> dict[str, str]:
+    """The style and the script of a page with an answer."""
+    from markupsafe import Markup
+
+    return {
+        "style": Markup((TEMPLATES / "report.css").read_text("utf-8")),
+        "script": Markup((TEMPLATES / "report.js").read_text("utf-8")),
+    }
 
 
 def chart_view(chart: Chart) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a plan says about a case, as one list of statements that terminal, page, HTML, PDF and exports pick from.
+"""The statements of a plan about a case, as one list that terminal, page, HTML, PDF and exports pick from.
 
 KINDS stands in the order of reading: the answer, what is not asked for but must be known, what the
 answer rests on, what was asked, where it would be another one, what to do next.
@@ -18,7 +18,7 @@ MUST = 90
 """Weight from which a statement is always shown."""
 
 
-class Reading(NamedTuple):
+class Subject(NamedTuple):
     """A case of a plan that is put into words."""
 
     plan: Plan
@@ -33,74 +33,80 @@ class Reading(NamedTuple):
         return self.case.choice
 
 
-class Kind(NamedTuple):
+class StatementKind(NamedTuple):
     """A kind of statement: its weight says which stay where there is little room."""
 
     weight: int
-    says: Callable[[Reading], str | list[str]]
+    says: Callable[[Subject], str | list[str]]
     is_on_pages: bool = True
     """Whether pages and reports list it; the others stand there as figures and tables."""
 
 
-def _notes(reading: Reading) -> list[str]:
-    notes = reading.plan.notes if reading.every else reading.plan.key_notes
+def _notes(subject: Subject) -> list[str]:
+    notes = subject.plan.notes if subject.every else subject.plan.key_notes
     return [f"note: {note}" for note in notes]
 
 
-def _next(reading: Reading) -> str:
+def _next(subject: Subject) -> str:
     line = sentences.next_line(
-        reading.plan, every=reading.every, saved_as=reading.saved_as
+        subject.plan, every=subject.every, saved_as=subject.saved_as
     )
     return f"next: {line}"
 
 
-KINDS: dict[str, Kind] = {
-    "answer": Kind(100, lambda r: sentences.first_line(r.case), is_on_pages=False),
-    "causes": Kind(98, lambda r: sentences.causes_line(r.choice)),
-    "limit": Kind(90, lambda r: sentences.at_limit(r.plan, r.case)),
-    "waiting": Kind(96, lambda r: sentences.waiting_line(r.plan, r.case)),
-    "assumed": Kind(93, lambda r: r.plan.assumed or ""),
-    "to train": Kind(97, lambda r: sentences.to_train_line(r.choice)),
-    "acceptance": Kind(80, lambda r: sentences.acceptance_line(r.choice)),
-    "evidence": Kind(74, lambda r: sentences.evidence_line(r.choice.evidence)),
-    "tie": Kind(92, lambda r: sentences.tie_line(r.choice)),
-    "missed limit": Kind(95, lambda r: sentences.limit_lines(r.choice)),
-    "prefill": Kind(70, lambda r: sentences.prefill_line(r.choice)),
-    "where it fits": Kind(94, lambda r: sentences.where_it_fits(r.choice)),
-    "worth profiling": Kind(45, lambda r: sentences.worth_profiling(r.plan, r.case)),
-    "verification": Kind(68, lambda r: sentences.verification_line(r.case)),
-    "plugin": Kind(50, lambda r: sentences.plugin_line(r.choice)),
-    "setting": Kind(
+KINDS: dict[str, StatementKind] = {
+    "answer": StatementKind(
+        100, lambda s: sentences.first_line(s.case), is_on_pages=False
+    ),
+    "causes": StatementKind(98, lambda s: sentences.causes_line(s.choice)),
+    "limit": StatementKind(90, lambda s: sentences.at_limit(s.plan, s.case)),
+    "waiting": StatementKind(96, lambda s: sentences.waiting_line(s.plan, s.case)),
+    "assumed": StatementKind(93, lambda s: s.plan.assumed or ""),
+    "to train": StatementKind(97, lambda s: sentences.to_train_line(s.choice)),
+    "acceptance": StatementKind(80, lambda s: sentences.acceptance_line(s.choice)),
+    "evidence": StatementKind(74, lambda s: sentences.evidence_line(s.choice.evidence)),
+    "tie": StatementKind(92, lambda s: sentences.tie_line(s.choice)),
+    "missed limit": StatementKind(95, lambda s: sentences.limit_lines(s.choice)),
+    "prefill": StatementKind(70, lambda s: sentences.prefill_line(s.choice)),
+    "where it fits": StatementKind(94, lambda s: sentences.where_it_fits(s.choice)),
+    "worth profiling": StatementKind(
+        45, lambda s: sentences.worth_profiling(s.plan, s.case)
+    ),
+    "verification": StatementKind(68, lambda s: sentences.verification_line(s.case)),
+    "plugin": StatementKind(50, lambda s: sentences.plugin_line(s.choice)),
+    "setting": StatementKind(
         85,
-        lambda r: sentences.asked_line(r.plan, r.case, devices=False),
+        lambda s: sentences.asked_line(s.plan, s.case, devices=False),
         is_on_pages=False,
     ),
-    "decoding": Kind(
-        65, lambda r: sentences.decoding_line(r.plan, r.case), is_on_pages=False
+    "decoding": StatementKind(
+        65, lambda s: sentences.decoding_line(s.plan, s.case), is_on_pages=False
     ),
-    "plain": Kind(
-        75, lambda r: sentences.plain_line(r.plan, r.case), is_on_pages=False
+    "plain": StatementKind(
+        75, lambda s: sentences.plain_line(s.plan, s.case), is_on_pages=False
     ),
-    "cost": Kind(28, lambda r: sentences.cost_line(r.case), is_on_pages=False),
-    "requests": Kind(
+    "cost": StatementKind(28, lambda s: sentences.cost_line(s.case), is_on_pages=False),
+    "requests": StatementKind(
         30,
-        lambda r: sentences.requests_line(r.case, every=r.every),
+        lambda s: sentences.requests_line(s.case, every=s.every),
         is_on_pages=False,
     ),
-    "spread": Kind(35, lambda r: outlook_lines.spread_line(r.choice)),
-    "task": Kind(91, lambda r: outlook_lines.task_lines(r.choice.outlook)),
-    "measure": Kind(55, lambda r: outlook_lines.measure_line(r.choice.outlook)),
-    "latency": Kind(
-        22, lambda r: sentences.for_latency_line(r.case), is_on_pages=False
+    "spread": StatementKind(35, lambda s: outlook_lines.spread_line(s.choice)),
+    "task": StatementKind(91, lambda s: outlook_lines.task_lines(s.choice.outlook)),
+    "measure": StatementKind(
+        55, lambda s: outlook_lines.measure_line(s.choice.outlook)
     ),
-    "throughput": Kind(
-        24, lambda r: sentences.for_throughput_line(r.case), is_on_pages=False
+    "latency": StatementKind(
+        22, lambda s: sentences.for_latency_line(s.case), is_on_pages=False
     ),
-    "not ranked": Kind(
-        15, lambda r: sentences.not_ranked_line(r.plan), is_on_pages=False
+    "throughput": StatementKind(
+        24, lambda s: sentences.for_throughput_line(s.case), is_on_pages=False
     ),
-    "note": Kind(58, _notes, is_on_pages=False),
-    "next": Kind(99, _next, is_on_pages=False),
+    "not ranked": StatementKind(
+        15, lambda s: sentences.not_ranked_line(s.plan), is_on_pages=False
+    ),
+    "note": StatementKind(58, _notes, is_on_pages=False),
+    "next": StatementKind(99, _next, is_on_pages=False),
 }
 ORDER = tuple(KINDS)
 BEFORE_TABLE = ORDER[: ORDER.index("cost") + 1]
@@ -132,10 +138,10 @@ def story_of(
 ) -> list[Statement]:
     """The statements of a plan about one of its cases; `every` adds what a first reading can do without.
     `saved_as`: the file that the plan was written to."""
-    reading = Reading(plan, case, every, saved_as)
+    subject = Subject(plan, case, every, saved_as)
     statements = []
     for name, kind in KINDS.items():
-        texts = kind.says(reading)
+        texts = kind.says(subject)
         for text in [texts] if isinstance(texts, str) else texts:
             if text:
                 statements.append(Statement(kind=name, text=text))

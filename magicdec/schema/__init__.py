@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         DEFAULT_CONTEXTS,
         MAX_BATCH,
         NUMBER_OR_TEXT,
+        NUMBERS,
         OF_ARRIVALS,
         PREFILLS,
         Option,

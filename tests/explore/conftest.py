@@ -7,20 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from magicdec.explore.explorer import Explorer
 from magicdec.explore.server import ExplorerServer
-from magicdec.explore.state import Catalog
 from tests.headless import driver  # noqa: F401  # a fixture
 
 
 @pytest.fixture(scope="session")
-def explorer() -> Explorer:
-    return Explorer(Catalog.given())
-
-
-@pytest.fixture(scope="session")
-def server(explorer: Explorer) -> Iterator[ExplorerServer]:
-    with ExplorerServer(explorer) as running:
+def server() -> Iterator[ExplorerServer]:
+    with ExplorerServer({}) as running:
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
         yield running

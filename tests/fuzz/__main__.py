@@ -26,7 +26,7 @@ GROUPS = {
                  "test_commands_and_logs.py::test_a_megabyte_of_any_shape_is_read_in_seconds"),
     "loads": ("test_loads.py::test_traces", "test_loads.py::test_schedules", "test_loads.py::test_rates",
               "test_loads.py::test_tables_of_servers"),
-    "page": ("test_loads.py::test_questions_to_the_page", "test_loads.py::test_commands_pasted_into_the_page"),
+    "page": ("test_loads.py::test_questions_to_the_page",),
     "files": ("test_fuzz.py::test_damage_is_answered_or_refused_in_one_line",),
 }  # fmt: skip
 QUICK = ("logs", "commands", "loads", "page")
