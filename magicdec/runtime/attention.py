@@ -61,9 +61,8 @@ class Workspace:
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """An uninitialised tensor that holds until this name is taken again."""
-        if (
-            like.device.type == "cuda"
-        ):  # a graph reads a buffer where it was captured, and allocating is quick
+        # a graph reads a buffer where it was captured, and allocating is quick
+        if like.device.type == "cuda":
             return torch.empty(shape, dtype=like.dtype, device=like.device)
         size = math.prod(shape)
         buffer = self._buffers.get(name)

@@ -15,7 +15,8 @@ the size of a ring.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import ref
 
@@ -115,9 +116,8 @@ class DecodePass:
     ) -> Tensor:
         ring = self._cache.ring(layer)
         if self._write:
-            if (
-                ring is not None and ring not in self._slots
-            ):  # made once for all layers with a ring of this size
+            # made once for all layers with a ring of this size
+            if ring is not None and ring not in self._slots:
                 self._slots[ring] = self.positions_BT % ring
             self._cache.write(layer, self._slots[ring], kv_BTPKD)
         keys, values = self._cache.read(layer, slice(len(query_BTAD)))
@@ -555,6 +555,16 @@ class Engine:
         self.num_active -= 1
         self.exchange(slot, self.num_active)
         return self.num_active
+
+    @contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """Makes the sequence in slot 0 the only active one for as long as the context lasts."""
+        num_active = self.num_active
+        self.num_active = 1
+        try:
+            yield
+        finally:
+            self.num_active = num_active
 
     def exchange(self, first: int, second: int) -> None:
         """Exchanges all that two slots hold."""

@@ -177,10 +177,7 @@ def decode(
     while batch.goes_on:
         gamma = batch.choose_gamma()
         step.begin(gamma, batch.sequences)
-        if not gamma:
-            proposal = None
-        else:
-            proposal = step.propose(gamma)
+        proposal = step.propose(gamma) if gamma else None
         logits_BTV = step.verify(proposal)
         verdict = step.accept(logits_BTV, proposal)
         emitted, num_accepted = step.read(verdict, proposal, batch)
@@ -196,7 +193,7 @@ class Verdict(NamedTuple):
     outcome: VerifiedBlock
     packed: Tensor
     """For the host: the step's tokens, of which the first num_accepted + 1 count; num_accepted; and
-    whether the target's logits were bad. [B, gamma + 3]."""
+    whether the logits that chose the last of them were bad. [B, gamma + 3]."""
 
 
 def _by_position(rates: Sequence[float], gamma: int) -> list[float]:
@@ -236,16 +233,15 @@ class Step:
             and graphs.can_capture(model.device)
         )
         self.graphs = graphs.StepGraphs(enabled=options.cuda_graphs and can_capture)
-        # The clock would wait within a graph.
+        # the clock would wait within a graph
         model.tp.clock.enabled = options.fences and not self.graphs.enabled
         self._simulated_T: Tensor | None = None
         if options.gamma and options.simulate_acceptance is not None:
             by_position = _by_position(options.simulate_acceptance, options.gamma)
             self._simulated_T = torch.tensor(by_position, device=model.device)
         self._stream: UniformStream | None = None
-        self._numbers: Tensor | None = (
-            None  # in a place that captured steps can read them from
-        )
+        # captured steps read the random numbers from one place
+        self._numbers: Tensor | None = None
         if not sampling.is_greedy or options.simulate_acceptance is not None:
             self._stream = UniformStream(
                 seed=sampling.seed,
@@ -301,8 +297,12 @@ class Step:
                 outcome.num_accepted_B[:, None],
                 emitted_BT,
             )
-        sums_B1 = logits_BTV.sum(dim=(1, 2), dtype=torch.float32)[:, None]
         num_accepted_B1 = outcome.num_accepted_B[:, None]
+        # A number that is not finite ends the accepted tokens where it stands, so one position of
+        # each block is looked at, which costs a step of any gamma the same.
+        rows_B = torch.arange(len(logits_BTV), device=logits_BTV.device)
+        judged_BV = logits_BTV[rows_B, outcome.num_accepted_B]
+        sums_B1 = judged_BV.sum(dim=1, dtype=torch.float32)[:, None]
         packed = torch.cat((emitted_BT, num_accepted_B1, ~sums_B1.isfinite()), dim=1)
         return Verdict(outcome, packed)
 
@@ -359,18 +359,17 @@ class Step:
             return
         for _ in range(2):
             key = self._graph_key(self._gamma)
-            if (
-                key is not None
-            ):  # a step whose whole block, the target's own token included, is then dropped
-                self.graphs.begin(self._engine.num_active, key)
-                proposal = None
-                if self._gamma:
-                    proposal = self.propose(self._gamma)
-                verdict = self.accept(self.verify(proposal), proposal)
-                verdict.outcome.num_accepted_B.fill_(-1)
-                self.keep_up(verdict)
+            if key is None:
+                continue
+            self.graphs.begin(self._engine.num_active, key)
+            proposal = self.propose(self._gamma) if self._gamma else None
+            verdict = self.accept(self.verify(proposal), proposal)
+            # drops the whole block, the target's own token included
+            verdict.outcome.num_accepted_B.fill_(-1)
+            self.keep_up(verdict)
         if self._drafter is not None and self._drafter.learns:
-            self._drafter.start(self._sampling)  # it has learnt from the dropped blocks
+            # it has learnt from the dropped blocks
+            self._drafter.start(self._sampling)
 
     def _graph_key(self, gamma: int) -> Hashable | None:
         """A key of all that the next step's work depends on, the batch aside; None where it cannot
@@ -410,10 +409,7 @@ class Batch:
         self._engine = engine
         self._drafter = drafter
         self._options = options
-        if drafter is not None:
-            self.gamma = options.gamma
-        else:
-            self.gamma = 0
+        self.gamma = 0 if drafter is None else options.gamma
         self._device = engine.model.device
         self._queue = list(options.queue)
         self._limits = self._check_limits()
@@ -500,15 +496,13 @@ class Batch:
 
     def choose_gamma(self) -> int:
         """The policy's choice, where there is one."""
-        policy, lengths = self._options.policy, self._engine.host_lengths
+        policy = self._options.policy
         if policy is None or self._drafter is None:
             return self.gamma
-        return min(
-            policy.choose(
-                batch_size=len(lengths), context_len=float(lengths.mean()) + 1
-            ),
-            self.gamma,
-        )
+        lengths = self._engine.host_lengths
+        context_len = float(lengths.mean()) + 1  # the pending token is not cached yet
+        chosen = policy.choose(batch_size=len(lengths), context_len=context_len)
+        return min(chosen, self.gamma)
 
     def record(self, gamma: int, emitted: np.ndarray, num_accepted: np.ndarray) -> None:
         """Stores a step: its tokens [B, gamma + 1], of which the first num_accepted + 1 count.
@@ -542,8 +536,8 @@ class Batch:
         emitted: np.ndarray,
         num_accepted: np.ndarray,
     ) -> np.ndarray:
-        """Keeps each sequence's tokens up to its limit or its end; whether it has reached
-        either."""
+        """Keeps each sequence's tokens up to its limit or its end. Returns which sequences have
+        reached either."""
         counts = self._counts[sequences]
         limits = self._limits[sequences]
         positions = np.arange(emitted.shape[1])
@@ -571,9 +565,8 @@ class Batch:
         """
         if len(slots) > len(self._queue) and self._steady_steps is None:
             self._steady_steps = self.num_steps
-        for slot in (
-            slots[::-1].tolist()
-        ):  # from the last, so that an exchange brings in a sequence that goes on
+        # from the last, so that an exchange brings in a sequence that goes on
+        for slot in reversed(slots.tolist()):
             self._swap_drafts(slot, self._engine.retire(slot))
 
     def _refill(self) -> None:
@@ -596,24 +589,24 @@ class Batch:
                 break
 
     def _admit_last(self) -> None:
-        """Builds the draft's state of the last active sequence. It goes to slot 0, the one that can
-        be active alone, so that the state is built for it and for no other."""
+        """Builds the draft's state of the last active sequence, and of no other: it goes to slot 0,
+        the one that can be active alone."""
         if self._drafter is None:
             return
         engine = self._engine
         last = engine.num_active - 1
         engine.exchange(last, 0)
         self._swap_drafts(last, 0)
-        num_active, engine.num_active = engine.num_active, 1
-        self._drafter.admit()
-        engine.num_active = num_active
+        with engine.first_alone():
+            self._drafter.admit()
 
     def _swap_drafts(self, first: int, second: int) -> None:
         if self._drafter is not None and first != second:
             self._drafter.swap(first, second)
 
     def result(self, phases: dict[str, list[float]]) -> DecodeResult:
-        steps, count = self.num_steps, self.num_sequences
+        steps = self.num_steps
+        count = self.num_sequences
         num_accepted = np.array(self._num_accepted, dtype=np.int64).reshape(
             steps, count
         )

@@ -180,9 +180,8 @@ def _deferred_signals() -> Iterator[None]:
     """Handles interrupts and terminations that come within the block at its end, when all processes
     that it starts are known to those that must end them. A process started within hears of an
     interrupt in `end_with_parent` first."""
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # where no signal is handled
+    # where no signal is handled
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     pending: list[int] = []

@@ -263,9 +263,8 @@ class SparseModelDrafter(ModelDrafter):
         """Rotates the sinks' keys from their first positions to where the window begins now."""
         count = self.engine.num_active
         lengths_B = self.engine.lengths_B
-        if (
-            self.engine.host_lengths.min() <= self.budget
-        ):  # sinks that have not moved yet may still be coming in
+        # sinks that have not moved yet may still be coming in
+        if self.engine.host_lengths.min() <= self.budget:
             is_still_B = lengths_B <= self.budget
             for first, now in zip(self._first_sinks, self._sinks(count), strict=True):
                 first[:, :count] = torch.where(

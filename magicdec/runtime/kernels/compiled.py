@@ -76,9 +76,8 @@ def kept(
         )
         try:
             return compiler(cache=True)(function)
-        except (
-            Exception
-        ):  # were it the function's fault, compiling it without a file raises it again
+        except Exception:
+            # were it the function's fault, compiling it without a file raises it again
             return compiler()(function)
         finally:
             numba.config.CACHE_LOCATOR_CLASSES = before

@@ -155,9 +155,8 @@ class DraftBlock:
         positions = self.positions_TB[step]
         input_ids = token_B.int()
         num_padded = len(slots)
-        if (
-            self.graph is not CUDAGraphMode.NONE
-        ):  # a graph reads the buffers that it was captured with
+        # a graph reads the buffers that it was captured with
+        if self.graph is not CUDAGraphMode.NONE:
             input_ids = passes.input_ids[:num_padded]
             positions = passes.positions[:num_padded]
             input_ids[:count], positions[:count] = token_B, self.positions_TB[step]
