@@ -34,8 +34,8 @@ from magicdec.perfmodel import (
     AskedDraft,
     Case,
     DraftOption,
+    DraftRows,
     Draws,
-    Found,
     PlanRequest,
     Standing,
     answered,
@@ -702,7 +702,7 @@ class Drafted(NamedTuple):
     gamma: int = 0
     notes: tuple[str, ...] = ()
 
-    def gammas(self, batch: int) -> Found:
+    def gammas(self, batch: int) -> DraftRows:
         """Every gamma of the draft, as a chain, at a batch: a tree may hold more tokens than any
         chain."""
         assert self.row is not None
@@ -810,7 +810,7 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
     return Drafted(
         row=row,
         case=first.case,
-        option=first.found.origin(row).option,
+        option=first.searched.origin(row).option,
         gamma=row.gamma,
         notes=tuple(notes),
     )
@@ -899,7 +899,7 @@ def _on_speculation(
         if (other.draft, other.draft_method) != (row.draft, row.draft_method):
             others.append(other)
     assert drafted.case is not None
-    plain, *of_drafts = free.found
+    plain, *of_drafts = free.searched
     draws = draws_of(drafted.case, [plain, own, *of_drafts], row)
     changes += _best_draft(command, others, row, "Draft", draws)
     if not command.speculation.by_batch:

@@ -117,23 +117,25 @@ if TYPE_CHECKING:
         lane_of,
     )
     from magicdec.perfmodel.memory import MemoryNeed, memory_need
-    from magicdec.perfmodel.plan.answer import Answer
-    from magicdec.perfmodel.plan.choice import (
-        DEFAULT_MAX_GAMMA,
-        deepest_gamma,
-        is_sure_depth,
-    )
     from magicdec.perfmodel.plan.drafts import check_profiles, offered
     from magicdec.perfmodel.plan.draws import Draws, draws_of
     from magicdec.perfmodel.plan.request import (
+        DEFAULT_MAX_GAMMA,
         Case,
         DraftOption,
         PlanRequest,
+        deepest_gamma,
         engine_of,
         lengths_of,
         resolve,
     )
-    from magicdec.perfmodel.plan.search import Found, every_gamma, most_that_fit, search
+    from magicdec.perfmodel.plan.search import (
+        DraftRows,
+        every_gamma,
+        is_sure_depth,
+        most_that_fit,
+        search,
+    )
     from magicdec.perfmodel.plan.standing import (
         AskedDraft,
         Standing,
@@ -143,6 +145,7 @@ if TYPE_CHECKING:
         standing,
     )
     from magicdec.perfmodel.planner import (
+        Answer,
         Plan,
         answered,
         make_plan,

@@ -23,6 +23,7 @@ import numpy as np
 from magicdec.counts import Z_90, Array
 from magicdec.naming import METHODS
 from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance.believed import BeliefByText
 from magicdec.perfmodel.acceptance.uncertain import tokens_at
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.forward import Pass, forward_pass
@@ -458,7 +459,9 @@ def _link_error(setup: Setup, tp_size: Any, near: float) -> Any:
     return near
 
 
-def tokens_error(prediction: Prediction, acceptance: AcceptanceProfile | None) -> Array:
+def tokens_error(
+    prediction: Prediction, acceptance: AcceptanceProfile | BeliefByText | None
+) -> Array:
     """One relative standard deviation of the tokens per step: the profile's own, and from which
     sequences a batch happens to hold, whose own rates differ by the profile's `spread`."""
     points = prediction.points
@@ -484,7 +487,7 @@ def tokens_error(prediction: Prediction, acceptance: AcceptanceProfile | None) -
     return np.hypot(of_rates, tree_error(tree, points.gamma))
 
 
-def is_one_head_of_many(acceptance: AcceptanceProfile) -> bool:
+def is_one_head_of_many(acceptance: AcceptanceProfile | BeliefByText) -> bool:
     """Whether a profile was published for a head that others may train differently, so the served
     head may be another. Prediction heads come with the model."""
     method = METHODS.get(acceptance.draft_method)

@@ -4,15 +4,17 @@ speculation at all.
     answer = make_plan(PlanRequest(model="llama-3.1-8b", hardware=("h100",), batch_sizes=(64,)))
     answer.best.gamma, answer.best.speedup, answer.best.verdict
 
-Each device and context is a case, answered on its own (plan/search.py): tokens per second are compared
-within a case only. With batch sizes given, the best is the best of these; without them the batch is
-searched too, under the latency limits and the memory.
+Each device and context is a case, answered on its own: its drafts (plan/drafts.py), every configuration
+(plan/search.py), the one to run (plan/choice.py), and the document that tells it (plan/tables.py,
+plan/explain.py). Tokens per second are compared within a case only. With batch sizes given, the best is
+the best of these; without them the batch is searched too, under the latency limits and the memory.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -21,26 +23,29 @@ import msgspec
 
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.kernels.profile import (
     EVERY_GPU,
     counted,
     every_gpu,
     load_hardware,
 )
-from magicdec.perfmodel.plan.answer import Answer, Ranked, answer_of, document_of
 from magicdec.perfmodel.plan.choice import (
-    NEARLY_AS_FAST,
-    SURELY_AHEAD,
+    CaseChoice,
     Ranking,
+    best_to_train,
     choose,
+    faster_with_plugin,
+    fastest_left_out,
     objective,
-    preferred,
-    same_configuration,
+    outcome_of,
+    pareto,
 )
 from magicdec.perfmodel.plan.drafts import draft_options, load_profiles
-from magicdec.perfmodel.plan.draws import Draws, draws_of
+from magicdec.perfmodel.plan.explain import notes, outlook, with_paying_rate
 from magicdec.perfmodel.plan.request import (
     Case,
+    DraftOption,
     PlanRequest,
     check_starts,
     engine_of,
@@ -49,23 +54,38 @@ from magicdec.perfmodel.plan.request import (
     with_devices,
 )
 from magicdec.perfmodel.plan.search import (
-    Searched,
+    SearchResult,
     best_autoregressive,
+    largest_that_runs,
     search,
     with_best_settings,
 )
-from magicdec.perfmodel.plan.texts import Texts, texts_of
+from magicdec.perfmodel.plan.tables import (
+    breakdown,
+    ceilings,
+    follows_table,
+    gamma_table,
+    limits_of,
+    memory_use,
+    with_static_batch,
+    without_draft,
+)
+from magicdec.perfmodel.setup import Points
 from magicdec.progress import Progress
 from magicdec.schema import (
     DEFAULT_CONTEXTS,
     Candidate,
+    CaseAnswer,
     Choice,
+    Formats,
+    GammaTable,
     Limit,
     NeedsAcceptance,
     Percentiles,
     Plan,
     TokenCost,
     TrafficLoad,
+    bands_of,
     fields_of,
 )
 from magicdec.specs import (
@@ -138,63 +158,6 @@ def make_plan(request: PlanRequest, progress: Progress = lambda _: None) -> Plan
     return document_of(request, model, answers, cases, refused)
 
 
-def _under_arrivals(request: PlanRequest, model: ModelSpec, progress: Progress) -> Plan:
-    """The plan for a rate of arrivals. A simulation chooses the configuration and the number of
-    devices.
-    """
-    # most plans need no simulator
-    from magicdec.perfmodel.rate.capacity import plan_traffic
-
-    hardware = request.hardware[0]
-    is_one = len(request.hardware) == 1
-    if is_one and isinstance(hardware, str) and counted(hardware).num_gpus is not None:
-        # the only device's name, such as 4xh100, says how many there are to simulate
-        request = with_devices(request, hardware)
-        device = load_hardware(hardware)
-        request = msgspec.structs.replace(request, hardware=(device,))
-    settled = plan_traffic(request, model, progress)
-    load = settled.traffic.best
-    case = settled.layout.case
-    check_starts(case)
-    case = dataclasses.replace(
-        case,
-        request=msgspec.structs.replace(case.request, num_gpus=load.num_gpus),
-    )
-    baseline = best_autoregressive(case)
-    ranked = _ranked(case, baseline, settled=settled.layout.row)
-    assert ranked is not None  # the settled row is one of its rows
-    answer = answer_of(ranked, baseline, [])
-    document = document_of(request, model, [answer], [case], [])
-    choice = _served(document.choice, load, request)
-    return msgspec.structs.replace(document, choice=choice, traffic=settled.traffic)
-
-
-def _served(choice: Choice, load: TrafficLoad, request: PlanRequest) -> Choice:
-    """The choice at the load that was simulated: its cost and its limits on percentiles."""
-    cost = TokenCost(per_million_tokens_usd=load.cost_per_million_tokens_usd)
-    limits = []
-    if request.ttft_p95_s is not None:
-        value_s = _p95(load.ttft)
-        limits.append(
-            Limit(of="p95 of first token", limit_s=request.ttft_p95_s, value_s=value_s)
-        )
-    if request.tpot_p95_s is not None:
-        value_s = _p95(load.tpot)
-        limits.append(
-            Limit(
-                of="p95 of time per token", limit_s=request.tpot_p95_s, value_s=value_s
-            )
-        )
-    row = msgspec.structs.replace(choice.row, cost=cost)
-    return msgspec.structs.replace(choice, row=row, limits=limits)
-
-
-def _p95(times: Percentiles | None) -> float | None:
-    if times is None:
-        return None
-    return times.p95
-
-
 def answered(
     request: PlanRequest,
     model: ModelSpec,
@@ -243,182 +206,241 @@ def best_of_layouts(ways: list[Case], lacking: list[NeedsAcceptance]) -> Answer 
     """
     alone = filter(None, map(best_autoregressive, ways))
     baseline = max(alone, key=attrgetter("rate"), default=None)
-    ranked: list[Ranked] = []
+    choices: list[CaseChoice] = []
     refused: list[CapacityError] = []
     for case in ways:
         try:
-            of_way = _ranked(case, baseline)
+            chosen = choose(case, search(case, baseline))
         except CapacityError as error:
             refused.append(error)
             continue
-        if of_way is not None:
-            ranked.append(of_way)
-    if not ranked and refused:
+        if chosen is not None:
+            choices.append(chosen)
+    if not choices and refused:
         raise refused[0]
-    if not ranked:
+    if not choices:
         return None
-    ranked.sort(key=lambda of_way: objective(of_way.best), reverse=True)
-    answer = answer_of(ranked[0], baseline, lacking)
+    choices.sort(key=lambda chosen: objective(chosen.row), reverse=True)
+    answer = answer_of(choices[0], baseline, lacking)
     if len(ways) == 1:
         return answer
-    layouts = [of_way.best for of_way in ranked]
+    layouts = [with_static_batch(chosen) for chosen in choices]
     document = msgspec.structs.replace(answer.document, layouts=layouts)
     return dataclasses.replace(answer, document=document)
 
 
-def _ranked(
-    case: Case, baseline: Candidate | None, *, settled: Candidate | None = None
-) -> Ranked | None:
-    """Everything that competes, and the best of it. None: nothing keeps the latency limits.
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One case's answer, and where it came from."""
 
-    Raises CapacityError if nothing fits."""
-    found = search(case, baseline)
-    alone: list[Candidate] = []
-    drafted: list[Candidate] = []
-    for of_draft in found:
-        if of_draft.option is None:
-            alone.extend(of_draft.rows)
-        else:
-            drafted.extend(of_draft.rows)
-    if not alone and not drafted:
-        return None
-    texts = texts_of(case, found)
-    rankings = _rankings(case, alone, drafted, texts)
-    ranking = rankings[0]
-    asked = case.request.batch_sizes
-    if (
-        not case.searches_batch
-        and asked
-        and not {of_load.best.batch_size for of_load in rankings}.issubset(asked)
-    ):
-        # smaller batches were tried because the requested ones do not fit
-        rankings = [ranking]
-        alone = [row for row in alone if row.batch_size == ranking.best.batch_size]
-    best = ranking.best
-    tied = None
-    draws = None
-    if settled is not None:
-        best = next(
-            row for row in [*alone, *drafted] if same_configuration(row, settled)
-        )
-    else:
-        for place, of_load in enumerate(rankings):
-            rankings[place], tied_here, draws_here = _tie_settled(
-                case, found, of_load, texts
-            )
-            if place == 0:
-                best, tied, draws = rankings[0].best, tied_here, draws_here
-    drafted = []
-    for of_load in rankings:
-        drafted.extend(of_load.drafted)
-    return Ranked(
-        case=case,
-        found=found,
-        alone=alone,
-        drafted=drafted,
-        rankings=rankings,
-        row=best,
-        tied=tied,
-        texts=texts,
-        draws=draws,
-    )
+    case: Case
+    document: CaseAnswer
+    alone: list[Candidate]
+    drafted: list[Candidate]
+    """Drafted rows, best first."""
+    option: DraftOption | None
+    """The draft of the best configuration."""
+    searched: SearchResult
+    """The predictions that the rows are of."""
+    point: Points
+    """The best configuration."""
+    lacking: list[NeedsAcceptance]
+    """The drafts that this case could not rank."""
 
 
-def _tie_settled(
-    case: Case, found: Searched, ranking: Ranking, texts: Texts | None
-) -> tuple[Ranking, Candidate | None, Draws | None]:
-    """A load's ranking with the best of drafts that are as good as the first, the other that a tie
-    names, and the draws that tell. The same for every load, so that one is answered alike alone and
-    in company."""
-    best = ranking.best
-    if not best.is_speculative:
-        return ranking, None, None
-    draws = draws_of(case, found, best)
-    as_good = _tied(case, ranking, texts, draws)
-    if not as_good:
-        return ranking, None, draws
-    taken = preferred(best, as_good, found.evidence)
-    tied = best if taken is not best else as_good[0]
-    return dataclasses.replace(ranking, best=taken), tied, draws
-
-
-def _tied(
-    case: Case, ranking: Ranking, texts: Texts | None, draws: Draws | None
-) -> list[Candidate]:
-    """The best rows of other drafts that are as good as the choice, the best first: nearly as fast,
-    and neither surely ahead of the other."""
-    best = ranking.best
-    if draws is None:
-        return []
-    tied = []
-    seen = {(best.draft, best.draft_method)}
-    for row in ranking.drafted:
-        if (row.draft, row.draft_method) in seen or not case.admits(row):
-            continue
-        if (row.batch_size, row.tp_size) != (best.batch_size, best.tp_size):
-            continue
-        seen.add((row.draft, row.draft_method))
-        if texts is None:
-            loss = 1.0 - row.rate / best.rate
-        else:
-            loss = texts.loss(row, best)
-        ahead = draws.chance_ahead(best, row)
-        is_near = loss <= NEARLY_AS_FAST and row.fits and row.within_limits
-        if is_near and ahead is not None and ahead < SURELY_AHEAD:
-            tied.append(row)
-    return tied
-
-
-def _rankings(
-    case: Case,
-    alone: list[Candidate],
-    drafted: list[Candidate],
-    texts: Texts | None,
-) -> list[Ranking]:
-    """The ranking of each load, the best first."""
-    loads = [(alone, drafted)]
+def answer_of(
+    chosen: CaseChoice, baseline: Candidate | None, lacking: list[NeedsAcceptance]
+) -> Answer:
+    """The best configuration with the tables around it. `baseline`: autoregressive decoding at its
+    best."""
+    case = chosen.case
+    best = with_static_batch(chosen)
+    prediction = chosen.searched.prediction(chosen.row)
+    leading = None
+    if best.is_speculative:
+        leading = best
+    elif chosen.drafted and case.admits(chosen.drafted[0]):
+        # else the first draft breaks the limits, and the table describes none
+        leading = chosen.drafted[0]
+    table = gamma_table(case, best, leading)
+    choice = _choice(chosen, best, table, baseline, lacks_acceptance=bool(lacking))
+    shown = prediction
+    if choice.left_out is not None:
+        # the passes of the best draft are broken down, even if it is not chosen
+        shown = chosen.searched.prediction(choice.left_out)
+    by_batch: list[Candidate] = []
     if not case.searches_batch:
-        # the rows of each requested batch compete among themselves
-        loads = []
-        for batch in dict.fromkeys(row.batch_size for row in [*alone, *drafted]):
-            alone_here = [row for row in alone if row.batch_size == batch]
-            drafted_here = [row for row in drafted if row.batch_size == batch]
-            loads.append((alone_here, drafted_here))
-    rankings = []
-    for place, (alone_here, drafted_here) in enumerate(loads):
-        score = None
-        if texts is not None:
-            admitted = [row for row in drafted_here if case.admits(row)]
-            score = texts.score_of([*alone_here, *admitted])
-        ranking = choose(place, alone_here, drafted_here, case.admits, score)
-        best = ranking.best
-        if alone_here and best.is_speculative and best.gain.speedup <= 1.0:
-            # the least loss over the texts is no gain over all of them together, which the answer names
-            gaining = [row for row in drafted_here if row.gain.speedup > 1.0]
-            best = choose(place, alone_here, gaining, case.admits, score).best
-            ranking = dataclasses.replace(ranking, best=best)
-        rankings.append(ranking)
-    rankings.sort(key=lambda ranking: objective(ranking.best), reverse=True)
-    return rankings
+        in_order = sorted(chosen.rankings, key=attrgetter("place"))
+        by_batch = [ranking.best for ranking in in_order]
+    document = CaseAnswer(
+        hardware=case.hardware.name,
+        context_len=best.context_len,
+        choice=choice,
+        best_by_batch=by_batch,
+        pareto=pareto([*chosen.alone, *filter(case.admits, chosen.drafted)]),
+        gamma_table=table,
+        breakdown=breakdown(shown),
+        path=draft_of(shown.setup).path.with_runner,
+        memory=memory_use(case, chosen.option, best, prediction),
+        ceilings=ceilings(prediction.setup),
+    )
+    return Answer(
+        case=case,
+        document=document,
+        alone=chosen.alone,
+        drafted=chosen.drafted,
+        option=chosen.option,
+        searched=chosen.searched,
+        point=prediction.points,
+        lacking=lacking,
+    )
 
 
-def _too_slow(request: PlanRequest) -> CapacityError:
-    """The error for limits that nothing keeps, with the times of a single sequence."""
-    free = make_plan(
-        msgspec.structs.replace(
-            request,
-            tpot_limit_s=None,
-            ttft_limit_s=None,
-            batch_sizes=(1,),
-            workload=None,
+def _choice(
+    chosen: CaseChoice,
+    best: Candidate,
+    table: GammaTable,
+    baseline: Candidate | None,
+    *,
+    lacks_acceptance: bool,
+) -> Choice:
+    """The choice as documents hold it, with what it leaves out."""
+    case = chosen.case
+    searched = chosen.searched
+    ranking: Ranking = dataclasses.replace(chosen.rankings[0], best=best)
+    left_out = fastest_left_out(ranking)
+    to_train = best_to_train(ranking)
+    outcome = outcome_of(best, left_out, to_train, lacks_acceptance=lacks_acceptance)
+    runs_at = None
+    if left_out is not None and outcome in ("no room", "over limits"):
+        runs_at = largest_that_runs(case, case.option_of(left_out), left_out)
+    shown = left_out
+    gammas = []
+    if best.is_speculative:
+        shown = best
+        gammas = bands_of(best, table, is_followed=follows_table(case, table, best))
+    faults = []
+    for draft in searched:
+        if draft.option is not None and draft.option.acceptance.fault:
+            faults.append(draft.option.acceptance.fault)
+    return Choice(
+        row=best,
+        outcome=outcome,
+        without_draft=without_draft(chosen, baseline),
+        best_without_draft=baseline,
+        gammas=gammas,
+        limits=limits_of(case, best),
+        left_out=left_out,
+        left_out_fits=runs_at,
+        faults=faults,
+        outlook=None if shown is None else outlook(chosen, ranking, shown),
+        tied=chosen.tied,
+        evidence=None if shown is None else searched.evidence(shown),
+        with_plugin=faster_with_plugin(ranking),
+        to_train=to_train,
+    )
+
+
+def document_of(
+    request: PlanRequest,
+    model: ModelSpec,
+    answers: list[Answer],
+    cases: list[Case],
+    refused: list[str],
+) -> Plan:
+    """The plan document of answered cases; the first is the plan's own: what it chooses, and what
+    is exported."""
+    first = answers[0]
+    needed = []
+    for draft in first.lacking:
+        # of drafts without a known acceptance, those that the case's layout can run
+        if first.case.engine.runs_staged(
+            draft.draft, draft.draft_method, first.case.spread.pp
+        ):
+            context = first.document.context_len
+            needed.append(with_paying_rate(first.case, first.point, context, draft))
+    setup = first.case.setup(first.option or next(iter(first.case.options), None))
+    drafting = first.case.drafting_precision(setup)
+    key, others = notes(cases, first.case, first.document, first.drafted)
+    return Plan(
+        **msgspec.structs.asdict(first.document),
+        model=model.name,
+        engine=first.case.engine.name,
+        request=request.record(),
+        context_is_default=request.context_lens is DEFAULT_CONTEXTS
+        and request.workload is None
+        and request.requests is None,
+        precision=Formats(
+            weight_dtype=setup.precision.weight_dtype,
+            kv_dtype=setup.precision.kv_dtype,
+            draft_weight_dtype=drafting.weight_dtype,
+            draft_kv_dtype=drafting.kv_dtype,
+        ),
+        other_cases=[answer.document for answer in answers[1:]],
+        needs_acceptance=needed,
+        notes=[*key, *others, *refused],
+        key_notes=[*key, *refused],
+        assumed=model.assumed,
+        autoregressive_rows=[row for answer in answers for row in answer.alone],
+        candidates=[row for answer in answers for row in answer.drafted],
+    )
+
+
+def _under_arrivals(request: PlanRequest, model: ModelSpec, progress: Progress) -> Plan:
+    """The plan for a rate of arrivals. A simulation chooses the configuration and the number of
+    devices.
+    """
+    # most plans need no simulator
+    from magicdec.perfmodel.rate.capacity import plan_traffic
+
+    hardware = request.hardware[0]
+    is_one = len(request.hardware) == 1
+    if is_one and isinstance(hardware, str) and counted(hardware).num_gpus is not None:
+        # the only device's name, such as 4xh100, says how many there are to simulate
+        request = with_devices(request, hardware)
+        device = load_hardware(hardware)
+        request = msgspec.structs.replace(request, hardware=(device,))
+    settled = plan_traffic(request, model, progress)
+    load = settled.traffic.best
+    case = settled.layout.case
+    check_starts(case)
+    case = dataclasses.replace(
+        case,
+        request=msgspec.structs.replace(case.request, num_gpus=load.num_gpus),
+    )
+    baseline = best_autoregressive(case)
+    chosen = choose(case, search(case, baseline), settled=settled.layout.row)
+    assert chosen is not None  # the settled row is one of its rows
+    answer = answer_of(chosen, baseline, [])
+    document = document_of(request, model, [answer], [case], [])
+    choice = _served(document.choice, load, request)
+    return msgspec.structs.replace(document, choice=choice, traffic=settled.traffic)
+
+
+def _served(choice: Choice, load: TrafficLoad, request: PlanRequest) -> Choice:
+    """The choice at the load that was simulated: its cost and its limits on percentiles."""
+    cost = TokenCost(per_million_tokens_usd=load.cost_per_million_tokens_usd)
+    limits = []
+    if request.ttft_p95_s is not None:
+        value_s = _p95(load.ttft)
+        limits.append(
+            Limit(of="p95 of first token", limit_s=request.ttft_p95_s, value_s=value_s)
         )
-    )
-    tpot = min(row.between_tokens_s for row in free.rows)
-    ttft = min(row.first_token_s for row in free.rows)
-    return CapacityError(
-        f"nothing keeps the limits on latency; at batch 1 it takes at least {format_seconds(tpot)} "
-        f"per token and {format_seconds(ttft)} to the first one"
-    )
+    if request.tpot_p95_s is not None:
+        value_s = _p95(load.tpot)
+        limits.append(
+            Limit(
+                of="p95 of time per token", limit_s=request.tpot_p95_s, value_s=value_s
+            )
+        )
+    row = msgspec.structs.replace(choice.row, cost=cost)
+    return msgspec.structs.replace(choice, row=row, limits=limits)
+
+
+def _p95(times: Percentiles | None) -> float | None:
+    if times is None:
+        return None
+    return times.p95
 
 
 def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list[str]]:
@@ -471,3 +493,22 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
     if tuple(kept) != request.context_lens:
         request = msgspec.structs.replace(request, context_lens=tuple(kept))
     return request, refused
+
+
+def _too_slow(request: PlanRequest) -> CapacityError:
+    """The error for limits that nothing keeps, with the times of a single sequence."""
+    free = make_plan(
+        msgspec.structs.replace(
+            request,
+            tpot_limit_s=None,
+            ttft_limit_s=None,
+            batch_sizes=(1,),
+            workload=None,
+        )
+    )
+    tpot = min(row.between_tokens_s for row in free.rows)
+    ttft = min(row.first_token_s for row in free.rows)
+    return CapacityError(
+        f"nothing keeps the limits on latency; at batch 1 it takes at least {format_seconds(tpot)} "
+        f"per token and {format_seconds(ttft)} to the first one"
+    )

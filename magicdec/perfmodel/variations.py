@@ -135,7 +135,7 @@ def priced(
     if isinstance(model, str):
         model = load_model_spec(model)
     answer = answered(request, model, [])[0][0]
-    options = [found.option for found in answer.found if found.option is not None]
+    options = [found.option for found in answer.searched if found.option is not None]
     if not options:
         raise ConfigError(f"no acceptance of {_draft_of(row)} is known")
     option = options[0]
@@ -430,8 +430,8 @@ def sensitivity(request: PlanRequest) -> Sensitivity:
             "no draft of this request has an acceptance: give --acceptance-rate or --acceptance"
         )
     best = first.drafted[0]
-    row = first.found.prediction(best)
-    option = first.found.origin(best).option
+    row = first.searched.prediction(best)
+    option = first.searched.origin(best).option
     assert option is not None  # a draft's row
     state = (row.setup, option.acceptance)
     points = row.points

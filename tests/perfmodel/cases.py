@@ -13,7 +13,7 @@ from magicdec.perfmodel.plan.request import (
     lengths_of,
     resolve,
 )
-from magicdec.perfmodel.plan.search import Searched, best_autoregressive, search
+from magicdec.perfmodel.plan.search import SearchResult, best_autoregressive, search
 from magicdec.schema import NeedsAcceptance
 from magicdec.specs import load_model_spec
 
@@ -55,6 +55,6 @@ def case_of(**fields: Any) -> Case:
 
 
 @cache
-def found_of(**fields: Any) -> Searched:
+def found_of(**fields: Any) -> SearchResult:
     case = case_of(**fields)
     return search(case, best_autoregressive(case))

@@ -11,9 +11,9 @@ import pytest
 import magicdec
 from magicdec.live.advice import DraftedLoad, Serving, choices_at
 from magicdec.live.observation import ServedDraft
-from magicdec.perfmodel.plan.choice import best_of_each_batch
 from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.plan.search import best_of_each_batch
 from magicdec.schema.plan import Plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine

@@ -9,7 +9,7 @@ from magicdec.counts import Z_90
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.hybrids import is_hybrid
 from magicdec.perfmodel.intervals import step_errors
-from magicdec.perfmodel.plan.choice import is_sure_depth
+from magicdec.perfmodel.plan.search import is_sure_depth
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.step import step_terms

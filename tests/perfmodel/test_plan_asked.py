@@ -17,7 +17,7 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import MeasuredProfile, default_profile
 from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.plan import choice, drafts, request, standing
+from magicdec.perfmodel.plan import drafts, request, standing
 from magicdec.perfmodel.plan.request import DeviceGroups, PlanRequest, layouts
 from magicdec.specs import (
     DRAFT_METHODS,
@@ -245,7 +245,7 @@ def test_gammas_are_those_whose_acceptance_is_known_and_that_the_engine_takes() 
     for most, multiple in product((1, 3, 7, 15), (1, 2, 3)):
         acceptance = msgspec.structs.replace(option.acceptance, most_drafts=most)
         own = dataclasses.replace(option, acceptance=acceptance, multiple=multiple)
-        deepest = choice.deepest_gamma(acceptance)
+        deepest = request.deepest_gamma(acceptance)
         assert deepest == min(most, acceptance.max_gamma or 12, 12)
         expected = [
             gamma
@@ -255,7 +255,7 @@ def test_gammas_are_those_whose_acceptance_is_known_and_that_the_engine_takes() 
         assert list(case.gammas_of(own)) == expected
     assert case_of(draft="eagle3", gamma=5).gammas_of(option) == (5,)
     profile: Any = SimpleNamespace(max_gamma=None)
-    assert choice.deepest_gamma(profile) == 12
+    assert request.deepest_gamma(profile) == 12
 
 
 def test_a_row_s_draft_is_found_by_both_its_names() -> None:

@@ -16,7 +16,7 @@ from magicdec.counts import Z_90
 from magicdec.perfmodel.acceptance.law import LARGEST
 from magicdec.perfmodel.kernels.gemm import GemmCurve
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.plan import notes
+from magicdec.perfmodel.plan import explain as notes
 from magicdec.perfmodel.plan.request import Case, DraftOption, lengths_of
 from magicdec.perfmodel.plan.search import formats_that_fit
 from magicdec.schema import Candidate

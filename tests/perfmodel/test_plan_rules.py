@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.plan import choice, gamma, notes
+from magicdec.perfmodel.plan import choice, explain, tables
 from magicdec.perfmodel.plan.request import PlanRequest, layouts, lengths_of
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
@@ -83,7 +83,8 @@ def test_the_choice_keeps_limits_then_fits_then_is_the_fastest(
     admitted = [row for row in drafted if admits(row)]
     if not alone and not drafted:
         return
-    ranking = choice.choose(7, alone, drafted, admits)
+    others = [row for row in drafted if not admits(row)]
+    ranking = choice.ranked(7, alone, admitted, others, {})
     assert ranking.place == 7
     highest = max(map(order, alone + admitted or drafted))
     assert order(ranking.best) == highest
@@ -102,17 +103,17 @@ def test_the_draft_left_out_is_the_fastest_of_the_same_batch_if_there_is_one(
         return row.batch_size not in refused
 
     best = row_of(is_speculative=False, batch_size=batch)
-    ranking = choice.Ranking(place=0, best=best, drafted=rows)
-    found = choice.fastest_left_out(ranking, admits)
     admitted = [row for row in rows if admits(row)]
+    ranking = choice.Ranking(place=0, best=best, drafted=rows, admitted=admitted)
+    found = choice.fastest_left_out(ranking)
     of_batch = [row for row in admitted if row.batch_size == batch] or admitted
     if not of_batch:
         assert found is None
     else:
         assert found in of_batch
         assert found.gain.speedup == max(row.gain.speedup for row in of_batch)
-    drafts = choice.Ranking(place=0, best=row_of(), drafted=rows)
-    assert choice.fastest_left_out(drafts, admits) is None
+    drafts = choice.Ranking(place=0, best=row_of(), drafted=rows, admitted=admitted)
+    assert choice.fastest_left_out(drafts) is None
 
 
 def test_why_no_draft_is_chosen() -> None:
@@ -137,24 +138,6 @@ def test_why_no_draft_is_chosen() -> None:
             expected if fits else "no room"
         )
     assert choice.outcome_of(row_of(), None, None, lacks_acceptance=True) == "speculate"
-
-
-@given(
-    token=few,
-    first=few,
-    tpot=st.none() | few,
-    ttft=st.none() | few,
-)
-def test_limits_are_kept_up_to_the_limit(
-    token: float, first: float, tpot: float | None, ttft: float | None
-) -> None:
-    kept = choice.keeps_limits(
-        [token, first], first, tpot_limit_s=tpot, ttft_limit_s=ttft
-    )
-    for value, is_kept in zip((token, first), np.broadcast_to(kept, 2), strict=True):
-        is_slow = tpot is not None and value > tpot
-        is_late = ttft is not None and first > ttft
-        assert is_kept == (not is_slow and not is_late)
 
 
 def test_of_drafts_that_are_as_good_the_surest_and_plainest_is_taken() -> None:
@@ -213,7 +196,7 @@ def test_a_break_even_is_where_the_last_range_that_pays_begins(
         for start, end in runs(values)
     ]
     table = np.array(values)
-    last = gamma._break_even(np.array(contexts), table)
+    last = tables._break_even(np.array(contexts), table)
     if values[-1] >= 1.0:
         assert last == pytest.approx(spans[-1][0], abs=1)
     else:
@@ -222,8 +205,8 @@ def test_a_break_even_is_where_the_last_range_that_pays_begins(
 
 def test_cells_are_whole_numbers_or_none() -> None:
     cells = np.array([[1.0, np.nan], [np.inf, 0.0]])
-    assert gamma._whole_or_none(cells) == [[1, None], [None, 0]]
-    assert (notes._range([4.4]), notes._range([7.0, 3.0])) == ("4", "3 to 7")
+    assert tables._whole_or_none(cells) == [[1, None], [None, 0]]
+    assert (explain._range([4.4]), explain._range([7.0, 3.0])) == ("4", "3 to 7")
 
 
 # The request

@@ -17,9 +17,9 @@ from magicdec.errors import CapacityError
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile, BelievedProfile
 from magicdec.perfmodel.acceptance.law import LawError
-from magicdec.perfmodel.plan import choice, rows, search
-from magicdec.perfmodel.plan.choice import is_sure_depth
+from magicdec.perfmodel.plan import request, rows, search
 from magicdec.perfmodel.plan.request import DEFAULT_BATCH, Case, DraftOption
+from magicdec.perfmodel.plan.search import is_sure_depth
 from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.schema import PLUGIN, Candidate
 from magicdec.specs import RequestShape, WorkloadSpec
@@ -402,7 +402,7 @@ def test_every_gamma_of_a_row() -> None:
     (row,) = found_of(draft="eagle3", gamma=1).drafts[1].rows
     every = search.every_gamma(case, option, row)
     assert {each.gamma for each in every.rows} == set(free.gammas_of(option))
-    deepest = choice.deepest_gamma(option.acceptance)
+    deepest = request.deepest_gamma(option.acceptance)
     more = search.every_gamma(case, option, row, deepest=deepest + 3)
     assert [each.gamma for each in more.rows] == list(range(1, deepest + 4))
     for each in every.rows:

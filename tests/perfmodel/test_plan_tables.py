@@ -16,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicdec.perfmodel.acceptance import constant_profile
-from magicdec.perfmodel.plan import answer, gamma, texts
-from magicdec.perfmodel.plan.answer import Answer
-from magicdec.perfmodel.plan.choice import same_configuration
-from magicdec.perfmodel.plan.gamma import Axes
+from magicdec.perfmodel.plan import choice as rules
+from magicdec.perfmodel.plan import tables
+from magicdec.perfmodel.plan.explain import tasks_of, with_paying_rate
 from magicdec.perfmodel.plan.request import Case, DraftOption
-from magicdec.perfmodel.planner import best_of_layouts
+from magicdec.perfmodel.plan.search import same_configuration
+from magicdec.perfmodel.plan.tables import Axes
+from magicdec.perfmodel.planner import Answer, best_of_layouts
 from magicdec.perfmodel.serving import whole_requests
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import Prediction, predict
@@ -137,15 +138,15 @@ def test_each_cell_is_the_best_gamma_of_its_batch_and_context(
             runs = decoding if can_run.any() else 0.0
             assert table.speedup_set_up[place][column] == pytest.approx(max(runs, idle))
             assert table.gamma_set_up[place][column] == (chosen + 1 if runs > idle else 0)  # fmt: skip
-    assert table.batch_sizes == sorted({*gamma.TABLE_BATCHES, row.batch_size})
-    assert set(table.context_lens) <= {*gamma.TABLE_CONTEXTS, row.context_len}
+    assert table.batch_sizes == sorted({*tables.TABLE_BATCHES, row.batch_size})
+    assert set(table.context_lens) <= {*tables.TABLE_CONTEXTS, row.context_len}
     assert table.tp_size == row.tp_size
 
 
 def test_a_table_reaches_every_batch_and_context_within_a_factor_of_two() -> None:
     """So what is looked up in a table is of a load within a factor of 1.5; and contexts between which a break-even is
     interpolated lie within a tenth of each other, with both ends among every second of them."""
-    for axis in (gamma.TABLE_BATCHES, gamma.TABLE_CONTEXTS):
+    for axis in (tables.TABLE_BATCHES, tables.TABLE_CONTEXTS):
         powers = [math.log2(value) for value in axis]
         assert powers == sorted({round(power) for power in powers})
         assert max(np.diff(powers)[1:]) <= 1.0
@@ -172,7 +173,7 @@ def test_no_context_of_a_table_is_longer_than_the_model_reads() -> None:
         )
         best = found_of(draft="none").drafts[0].rows[0]
         axes = Axes.of(case, best)
-        for context in gamma.TABLE_CONTEXTS:
+        for context in tables.TABLE_CONTEXTS:
             fits = context + gen_len <= case.model.longest_context
             assert (context in axes.contexts) == fits
 
@@ -181,7 +182,7 @@ def test_a_table_without_a_draft_drafts_nothing() -> None:
     case = case_of(draft="none")
     best = found_of(draft="none").drafts[0].rows[0]
     for leading in (None, best):
-        table = gamma.gamma_table(case, best, leading)
+        table = tables.gamma_table(case, best, leading)
         assert {each for row in table.gamma for each in row} == {0}
         assert {each for row in table.speedup for each in row} == {1.0}
         assert {each for row in table.verdict for each in row} == {"does not pay"}
@@ -240,7 +241,7 @@ def test_a_breakdown_is_of_the_whole_step_and_no_operation_beats_its_ceiling(
 @pytest.mark.parametrize("device", ["h100-sxm-80gb", "rtx-4090", "v100-sxm-32gb"])
 def test_matrix_products_reach_a_share_of_the_device_s_roof(device: str) -> None:
     case = case_of(hardware=(device,), draft="none", model="qwen2.5-7b")
-    found = answer.ceilings(case.setup(None))
+    found = tables.ceilings(case.setup(None))
     assert found.memory_bytes_per_s == case.hardware.memory_bytes_per_s
     assert found.flops_per_s == case.hardware.compute_rate(case.precision.compute_dtype)
     assert 0.3 < found.gemm_bytes_per_s / found.memory_bytes_per_s <= 1.0
@@ -270,7 +271,7 @@ def test_memory_is_of_the_row_s_own_layout(tp_sizes: tuple[int, ...]) -> None:
     assert case.tp_sizes == tp_sizes
     for row in found_of(**fields).drafts[0].rows:
         prediction = found_of(**fields).prediction(row)
-        use = answer._memory(case, None, row, prediction)
+        use = tables.memory_use(case, None, row, prediction)
         place = tp_sizes.index(row.tp_size)
         assert use.largest_batch == case.largest_batches()[place]
         assert use.largest_autoregressive_batch == use.largest_batch
@@ -290,8 +291,11 @@ def test_the_least_rate_that_pays_pays_and_a_smaller_one_does_not(
         more_s = steps * own.document.autoregressive.step_s
         engine = own.case.engine.with_constants({"overheads.step_overhead_s": more_s})
         own = dataclasses.replace(own, case=dataclasses.replace(own.case, engine=engine))  # fmt: skip
-    found = answer._with_paying_rate(own, lacking).break_even_acceptance_rate
     case = own.case
+    context = own.document.context_len
+    found = with_paying_rate(
+        case, own.point, context, lacking
+    ).break_even_acceptance_rate
     budget = 512 if method == "streamingllm" else None
     model = load_model_spec(draft) if draft.startswith("llama") else None
 
@@ -309,20 +313,6 @@ def test_the_least_rate_that_pays_pays_and_a_smaller_one_does_not(
     if method != "ngram":  # whose step is shorter where it finds no draft
         assert pays(found)
         assert not pays(found - 0.005)
-
-
-@pytest.mark.parametrize("limits", [
-    {}, {"tpot_limit_s": 0.02}, {"ttft_limit_s": 1.5}, {"tpot_limit_s": 0.02, "ttft_limit_s": 1.5, "gen_len": 100},
-])  # fmt: skip
-def test_limits_are_shown_with_what_is_reached(limits: dict[str, Any]) -> None:
-    choice = answer_of(draft="ngram", **limits).document.choice
-    row = choice.row
-    expected = []
-    if "tpot_limit_s" in limits:
-        expected.append(("time per token", 0.02, row.between_tokens_s))
-    if "ttft_limit_s" in limits:
-        expected.append(("first token", 1.5, row.first_token_s))
-    assert [(each.of, each.limit_s, each.value_s) for each in choice.limits] == expected
 
 
 def test_the_row_without_a_draft_is_at_the_choice_s_batch_and_layout() -> None:
@@ -379,7 +369,7 @@ def row_of(place: int, gamma_: int, rate: float, *, runs: bool = True) -> Any:
     )  # fmt: skip
 
 
-class OnTable(texts.Texts):
+class OnTable(rules.TextRates):
     """Texts whose rates are given."""
 
     def rates(self, row: Any) -> Any:
@@ -417,8 +407,8 @@ def test_the_choice_over_texts_loses_least_and_of_near_ones_least_at_worst(
             1.0 - own / max(other.by_text[text] for other in running)
             for text, own in enumerate(row.by_text)
         ]
-    score = ON_TABLE.score_of(rows)
-    chosen = max(running, key=score)
+    scores = ON_TABLE.scores(rows)
+    chosen = max(running, key=lambda row: scores[rules.configuration(row)])
     least = min(mean(losses[row.draft]) for row in running)
     near = [row for row in running if mean(losses[row.draft]) <= least + 0.003]
     weighed = [text for text, task in enumerate(TASKS) if WEIGHTS[task] > 0.0]
@@ -430,8 +420,6 @@ def test_the_choice_over_texts_loses_least_and_of_near_ones_least_at_worst(
     assert mean(losses[chosen.draft]) <= least + 0.003 + margin
     clear = [row for row in near if mean(losses[row.draft]) <= least + 0.003 - margin]
     assert worst(chosen) <= min(map(worst, clear)) + margin
-    other = row_of(9, 1, 7.5)
-    assert score(other) == 7.5
     for row in rows[1:]:
         expected = mean([1.0 - own / best for own, best in zip(row.by_text, rows[0].by_text, strict=True)])  # fmt: skip
         assert ON_TABLE.loss(row, rows[0]) == pytest.approx(expected, abs=1e-12)
@@ -443,31 +431,32 @@ def test_a_draft_competes_with_its_best_gamma() -> None:
     deep.by_text = [0.2] * len(TASKS)
     shallow.by_text = [1.0] * len(TASKS)
     other.by_text = [0.1] * len(TASKS)
-    score = ON_TABLE.score_of([shallow, other, deep])
-    assert score(deep) > score(other) > score(shallow)
-    assert texts._is_best_depth([shallow, other, deep]).tolist() == [False, True, True]
-    assert ON_TABLE.score_of([])(deep) == deep.rate
+    rows = [deep, other, shallow]
+    scores = ON_TABLE.scores(rows)
+    ranked = [scores[rules.configuration(row)] for row in rows]
+    assert ranked == sorted(ranked, reverse=True)
+    assert rules._is_best_depth([shallow, other, deep]).tolist() == [False, True, True]
 
 
 def test_rates_of_rows_on_texts_are_the_usual_ones_times_what_texts_change() -> None:
     """A draft whose acceptance is the same on any text has one rate; with prompts to prefill a text changes the rest
     of the time alone."""
-    for question in ({"gen_len": 0}, {"gen_len": 200}):
+    for question in ({"gen_len": 200},):
         case = case_of(plugin=True, **question)
-        found = texts.texts_of(case, found_of(plugin=True, **question))
+        found = rules.texts_of(case, found_of(plugin=True, **question))
         assert found is not None
         for on_texts in found.drafts:
-            usual = [row.rate for row in on_texts.found.rows]
-            option = on_texts.found.option
+            usual = [row.rate for row in on_texts.rows.rows]
+            option = on_texts.rows.option
             if option is None or option.question is None:
                 assert on_texts.rates == pytest.approx(np.tile(usual, (len(TASKS), 1)))
                 continue
-            for place, row in enumerate(on_texts.found.rows[:2]):
+            for place, row in enumerate(on_texts.rows.rows[:2]):
                 prefill = 0.0 if row.requests is None else row.requests.prefill_share
                 for text, task in list(enumerate(TASKS))[:3]:
                     named = option.question._replace(task=task)
-                    law = texts.profile_on(named, draft=option.draft, method=option.method)  # fmt: skip
-                    at = on_texts.found.prediction.take([place])
+                    law = rules.profile_on(named, draft=option.draft, method=option.method)  # fmt: skip
+                    at = on_texts.rows.prediction.take([place])
                     one = predict(case.setup(option), law, at.points)
                     slower = float(np.ravel(one.tpot_s)[0]) / row.tpot_s
                     rate = row.rate / (prefill + (1.0 - prefill) * slower)
@@ -476,21 +465,21 @@ def test_rates_of_rows_on_texts_are_the_usual_ones_times_what_texts_change() -> 
 
 def test_texts_are_asked_where_none_was_named_and_a_draft_is_believed() -> None:
     named = case_of(draft="eagle3", task="code")
-    assert texts.texts_of(named, found_of(draft="eagle3", task="code")) is None
+    assert rules.texts_of(named, found_of(draft="eagle3", task="code")) is None
     given_rate = case_of(draft="eagle3", acceptance_rate=0.7)
     found = found_of(draft="eagle3", acceptance_rate=0.7)
-    assert texts.texts_of(given_rate, found) is None
-    assert texts.texts_of(case_of(draft="eagle3"), found_of(draft="eagle3")) is not None
+    assert rules.texts_of(given_rate, found) is None
+    assert rules.texts_of(case_of(draft="eagle3"), found_of(draft="eagle3")) is not None
 
 
 def test_each_text_s_fastest_is_the_fastest_there() -> None:
     case = case_of(plugin=True)
     searched = found_of(plugin=True)
-    found = texts.texts_of(case, searched)
+    found = rules.texts_of(case, searched)
     assert found is not None
     rows = [row for of_draft in searched for row in of_draft.rows[:4]]
     chosen = rows[6]
-    for text, of_task in enumerate(found.of_tasks(chosen, rows)):
+    for text, of_task in enumerate(tasks_of(found, chosen, rows)):
         assert (of_task.task, of_task.weight) == (TASKS[text], WEIGHTS[TASKS[text]])
         fastest = max(rows, key=lambda row: found.rates(row)[text])
         told = (of_task.draft, of_task.draft_method, of_task.gamma)
@@ -499,7 +488,7 @@ def test_each_text_s_fastest_is_the_fastest_there() -> None:
         assert of_task.changes == pytest.approx(max(changes, 0.0))
         assert of_task.own.low < of_task.own.speedup < of_task.own.high
     alone = searched.drafts[0].rows[0]
-    for of_task in found.of_tasks(alone, [alone]):
+    for of_task in tasks_of(found, alone, [alone]):
         assert of_task.own.speedup == of_task.best.speedup == 1.0
         assert of_task.changes == 0.0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,3 +43,71 @@ class BelievedProfile(AcceptanceProfile, frozen=True, kw_only=True):
         middle, _ = self.tokens_per_step(**at)
         drafted = (self.mean_tokens(middle, **at) - 1.0) / LOOKUP_PRECISION
         return np.asarray(np.minimum(drafted / depth, 1.0))
+
+
+@dataclass(frozen=True)
+class BeliefByText:
+    """One draft's beliefs on several texts: the first axis of every answer is the text. Arguments of
+    more than one axis have a text on their first one, too."""
+
+    profiles: Sequence[BelievedProfile]
+
+    is_assumed: ClassVar[bool] = True
+    is_counted: ClassVar[bool] = False
+
+    @property
+    def is_partly_drafted(self) -> bool:
+        return any(profile.is_partly_drafted for profile in self.profiles)
+
+    @property
+    def spread(self) -> float:
+        """Beliefs have the same on any text."""
+        return self.profiles[0].spread
+
+    @property
+    def draft_method(self) -> str:
+        return self.profiles[0].draft_method
+
+    def tokens_per_step(self, **where: Any) -> tuple[Array, Array]:
+        middles = []
+        everything = []
+        for place, profile in enumerate(self.profiles):
+            middle, full = profile.tokens_per_step(**_on_text(place, where))
+            middle, full = np.broadcast_arrays(middle, full)
+            middles.append(middle)
+            everything.append(full)
+        return np.stack(middles), np.stack(everything)
+
+    def mean_tokens(self, middle: Array, **where: Any) -> Array:
+        return mean_tokens(middle, where["gamma"], self.tokens_error(**where))
+
+    def tokens_error(self, *, shifts: Sequence[Any] = (), **where: Any) -> Array:
+        errors = []
+        for place, profile in enumerate(self.profiles):
+            here = _on_text(place, where)
+            errors.append(profile.tokens_error(shifts=shifts, **here))
+        return np.stack(errors)
+
+    def drafted_share_at(self, gamma: Any) -> Array:
+        shares = []
+        for place, profile in enumerate(self.profiles):
+            here = _on_text(place, {"gamma": gamma})["gamma"]
+            share = profile.drafted_share_at(here)
+            shares.append(np.broadcast_to(share, np.shape(here)))
+        return np.stack(shares)
+
+    def draft_len_at(self, gamma: Any) -> Array:
+        lengths = []
+        for place, profile in enumerate(self.profiles):
+            here = _on_text(place, {"gamma": gamma})["gamma"]
+            length = profile.draft_len_at(here)
+            lengths.append(np.broadcast_to(length, np.shape(here)))
+        return np.stack(lengths)
+
+
+def _on_text(place: int, where: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of one text of several."""
+    here = {}
+    for name, value in where.items():
+        here[name] = value[place] if np.ndim(value) > 1 else value
+    return here

@@ -32,9 +32,8 @@ from magicdec.perfmodel.intervals import (
     tokens_error,
 )
 from magicdec.perfmodel.lanes import evidence_of
-from magicdec.perfmodel.plan.choice import same_configuration
 from magicdec.perfmodel.plan.request import Case, DraftOption
-from magicdec.perfmodel.plan.search import Found
+from magicdec.perfmodel.plan.search import DraftRows, same_configuration
 from magicdec.perfmodel.speedup import Prediction
 from magicdec.schema import Candidate
 
@@ -64,7 +63,7 @@ def normals(num: int) -> Array:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class Competitor:
     """Competing configurations of one draft. `option` None: decoding without a draft."""
 
     option: DraftOption | None
@@ -92,7 +91,7 @@ class Compared:
 class Draws(NamedTuple):
     """Configurations that compete at one batch and layout, priced with the same draws."""
 
-    compared: list[Compared]
+    compared: list[Competitor]
     rates: Array
     """Rates of all configurations by draw: [draws, rows]."""
 
@@ -122,7 +121,9 @@ class Draws(NamedTuple):
         return float((times > 1.0).mean())
 
 
-def draws_of(case: Case, found: Iterable[Found], weighed: Candidate) -> Draws | None:
+def draws_of(
+    case: Case, found: Iterable[DraftRows], weighed: Candidate
+) -> Draws | None:
     """Draws of what competes with a row. None where no draft does."""
     compared = _compared(case, found, weighed)
     if len(compared) < 2:
@@ -130,7 +131,9 @@ def draws_of(case: Case, found: Iterable[Found], weighed: Candidate) -> Draws | 
     return Draws(compared, _drawn(compared))
 
 
-def _compared(case: Case, found: Iterable[Found], weighed: Candidate) -> list[Compared]:
+def _compared(
+    case: Case, found: Iterable[DraftRows], weighed: Candidate
+) -> list[Competitor]:
     """Decoding without a draft at the choice's batch and layout, then the fastest configurations of
     each draft that fit there and may be chosen, and the one that is weighed."""
     compared = []
@@ -144,7 +147,7 @@ def _compared(case: Case, found: Iterable[Found], weighed: Candidate) -> list[Co
         if option is not None:
             law = option.acceptance
         compared.append(
-            Compared(
+            Competitor(
                 option=option,
                 rows=[of_draft.rows[place] for place in places],
                 prediction=prediction,
@@ -156,7 +159,7 @@ def _compared(case: Case, found: Iterable[Found], weighed: Candidate) -> list[Co
     return compared
 
 
-def _fastest(case: Case, of_draft: Found, weighed: Candidate) -> list[int]:
+def _fastest(case: Case, of_draft: DraftRows, weighed: Candidate) -> list[int]:
     """Places of a draft's fastest rows that may be chosen instead of the weighed one, at its batch
     and on its devices; that one first."""
     is_admitted = of_draft.option is None
@@ -174,7 +177,7 @@ def _fastest(case: Case, of_draft: Found, weighed: Candidate) -> list[int]:
     return [place for _, place in ranked[:ROWS_OF_DRAFT]]
 
 
-def _drawn(compared: Sequence[Compared]) -> Array:
+def _drawn(compared: Sequence[Competitor]) -> Array:
     """The rates of all configurations under the same draws."""
     options = [of_draft.option for of_draft in compared if of_draft.option is not None]
     sources = _sources(compared)
@@ -203,7 +206,7 @@ def _engine_of(prediction: Prediction) -> str:
     return f"engine: {evidence_of(prediction.setup).lane}"
 
 
-def _sources(compared: Sequence[Compared]) -> list[str]:
+def _sources(compared: Sequence[Competitor]) -> list[str]:
     """The errors of costs that are drawn."""
     prediction = compared[0].prediction
     engines = [_engine_of(of_draft.prediction) for of_draft in compared[1:]]
@@ -217,7 +220,7 @@ def _sources(compared: Sequence[Compared]) -> list[str]:
     return [*shifts, *dict.fromkeys(engines), REPORTED]
 
 
-def _log_time(of: Compared, draws: dict[str, Array]) -> Array:
+def _log_time(of: Competitor, draws: dict[str, Array]) -> Array:
     """Logarithm of the factor on each configuration's step, whose mean is 1: [draws, rows]."""
     prediction = of.prediction
     setup = prediction.setup

@@ -16,7 +16,6 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.acceptance.assumed import Question
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.kernels.profile import HardwareProfile, counted, load_hardware
-from magicdec.perfmodel.plan.choice import deepest_gamma
 from magicdec.perfmodel.setup import Cached, Setup, precision_of
 from magicdec.perfmodel.trees import MAX_TREE
 from magicdec.schema import Candidate, Request, check_fields
@@ -167,6 +166,8 @@ class DraftOption:
         )
 
 
+DEFAULT_MAX_GAMMA = 12
+"""Deepest gamma that is searched."""
 DEFAULT_BATCH = 64
 USUAL_TP = 8
 """Up to this many ranks share a layer where a link reaches beyond a node, before anything else is
@@ -346,6 +347,13 @@ class Case:
             for gamma in range(1, deepest_gamma(option.acceptance) + 1)
             if gamma <= multiple or gamma % multiple == 0
         )
+
+
+def deepest_gamma(acceptance: AcceptanceProfile) -> int:
+    """The deepest gamma to choose: none is chosen deeper than its acceptance is known."""
+    if acceptance.max_gamma is None:
+        return DEFAULT_MAX_GAMMA
+    return min(acceptance.max_gamma, DEFAULT_MAX_GAMMA)
 
 
 def engine_of(request: PlanRequest, hardware: str | HardwareProfile) -> EngineProfile:

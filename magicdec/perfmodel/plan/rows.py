@@ -27,7 +27,6 @@ from magicdec.perfmodel.intervals import (
 )
 from magicdec.perfmodel.kernels.op import BOUNDS
 from magicdec.perfmodel.lanes import evidence_of
-from magicdec.perfmodel.plan.choice import keeps_limits
 from magicdec.perfmodel.plan.request import Case
 from magicdec.perfmodel.plan.standing import is_named, published_head
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
@@ -85,6 +84,22 @@ class Users:
             tpot_limit_s=request.tpot_limit_s,
             ttft_limit_s=request.ttft_limit_s,
         )
+
+
+def keeps_limits(
+    between_tokens_s: Any,
+    first_token_s: Any,
+    *,
+    tpot_limit_s: float | None,
+    ttft_limit_s: float | None,
+) -> BoolArray:
+    """Whether times keep the limits on latency; arrays broadcast."""
+    kept = np.ones((), dtype=np.bool_)
+    if tpot_limit_s is not None:
+        kept = kept & (np.asarray(between_tokens_s) <= tpot_limit_s)
+    if ttft_limit_s is not None:
+        kept = kept & (np.asarray(first_token_s) <= ttft_limit_s)
+    return kept
 
 
 def requests_of(case: Case, prediction: Prediction) -> WholeRequests | None:

@@ -19,16 +19,12 @@ import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.errors import CapacityError, either
+from magicdec.perfmodel.hybrids import repeated_error_s
 from magicdec.perfmodel.lanes import evidence_of
-from magicdec.perfmodel.plan.choice import (
-    best_of_each_batch,
-    configuration,
-    is_sure_depth,
-)
 from magicdec.perfmodel.plan.request import DEFAULT_BATCH, Case, DraftOption
 from magicdec.perfmodel.plan.rows import Users, candidates
 from magicdec.perfmodel.setup import Points
-from magicdec.perfmodel.speedup import Prediction, predict
+from magicdec.perfmodel.speedup import BoolArray, Prediction, predict
 from magicdec.schema import MAX_BATCH, Candidate, LaneEvidence
 from magicdec.specs import Precision, bytes_per_element, valid_tp_sizes
 
@@ -44,8 +40,30 @@ NUM_TRIED_BATCHES = 64
 MAX_SUGGESTED_TP = 64
 
 
+def same_configuration(row: Candidate, other: Candidate) -> bool:
+    """Whether two rows run the same draft, gamma, layout and batch."""
+    return configuration(row) == configuration(other)
+
+
+def configuration(row: Candidate) -> tuple[object, ...]:
+    """The draft, gamma, layout and batch of a row: what tells configurations of a case apart."""
+    return (*at_any_gamma(row), row.gamma)
+
+
+def at_any_gamma(row: Candidate) -> tuple[object, ...]:
+    """A row's configuration but for its gamma."""
+    draft = (row.draft, row.draft_method, row.draft_budget)
+    layout = (
+        row.layout.tp_size,
+        row.layout.pp_size,
+        row.layout.dp_size,
+        row.layout.ep_size,
+    )
+    return (*draft, *layout, row.batch_size)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class DraftRows:
     """The best candidates of one draft in one case, and their predictions in the same order.
     `option` None: autoregressive decoding."""
 
@@ -62,19 +80,19 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchResult:
     """Everything found of each draft of a case, decoding without one first; and the way back from a
     row to its draft and prediction."""
 
-    drafts: tuple[Found, ...]
+    drafts: tuple[DraftRows, ...]
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[DraftRows]:
         return iter(self.drafts)
 
     def place(self, row: Candidate) -> Place:
         return self._places[configuration(row)]
 
-    def origin(self, row: Candidate) -> Found:
+    def origin(self, row: Candidate) -> DraftRows:
         """The draft that a row is of."""
         return self.drafts[self.place(row).draft]
 
@@ -95,7 +113,7 @@ class Searched:
         return places
 
 
-def search(case: Case, baseline: Candidate | None) -> Searched:
+def search(case: Case, baseline: Candidate | None) -> SearchResult:
     """Autoregressive decoding first, then each draft. `baseline`: autoregressive decoding at its
     best batch.
 
@@ -111,7 +129,7 @@ def search(case: Case, baseline: Candidate | None) -> Searched:
         of_draft = _found(case, option, batches, rate)
         if of_draft is not None:
             searched.append(of_draft)
-    return Searched(tuple(searched))
+    return SearchResult(tuple(searched))
 
 
 def best_autoregressive(case: Case) -> Candidate | None:
@@ -168,7 +186,7 @@ def largest_that_runs(
 
 def every_gamma(
     case: Case, option: DraftOption, row: Candidate, *, deepest: int = 0
-) -> Found:
+) -> DraftRows:
     """The row's draft with its budget, at the row's batch and on its devices, at every gamma that
     may be chosen and every one up to `deepest`."""
     free = dataclasses.replace(
@@ -184,7 +202,7 @@ def every_gamma(
     is_shown = whole.valid & (is_sure_depth(whole) | (points.gamma <= deepest))
     prediction = whole.take(np.flatnonzero(whole.full(is_shown)))
     rows = candidates(free, prediction, option.acceptance, baseline=None)
-    return Found(option=option, prediction=prediction, rows=rows)
+    return DraftRows(option=option, prediction=prediction, rows=rows)
 
 
 def _searched_batches(case: Case) -> Array:
@@ -239,7 +257,7 @@ def _found(
     option: DraftOption | None,
     batches: Array,
     baseline: float | None,
-) -> Found | None:
+) -> DraftRows | None:
     """Every point of one draft; if the batch is searched, the undominated points only. None: there
     are none.
     """
@@ -259,7 +277,7 @@ def _found(
         return None
     prediction = whole.take(chosen)
     rows = candidates(case, prediction, law, baseline=baseline)
-    return Found(option=option, prediction=prediction, rows=rows)
+    return DraftRows(option=option, prediction=prediction, rows=rows)
 
 
 def _fastest_first(case: Case, whole: Prediction) -> npt.NDArray[np.int64]:
@@ -409,3 +427,38 @@ def formats_that_fit(
         if narrower.largest_batches().max(initial=0) >= batch:
             fitting.append(dtype)
     return fitting
+
+
+def is_sure_depth(prediction: Prediction) -> BoolArray:
+    """Whether each point, whose last axis is gamma, drafts no deeper than is best if attention that
+    drafted tokens may repeat takes one standard deviation longer.
+
+    Reports disagree on that cost (perfmodel/hybrids.py), which grows with gamma: by its middle deeper
+    drafts gain a little where they were measured to lose.
+    """
+    error_s = repeated_error_s(prediction.terms.verify)
+    if not np.any(error_s):
+        return np.ones((), dtype=np.bool_)
+    gamma = prediction.full(prediction.points.gamma)
+    longer = 1.0 + error_s / prediction.step_s
+    cautious = prediction.full(prediction.speedup / longer)
+    best = np.argmax(cautious, axis=-1)[..., None]
+    is_sure: BoolArray = gamma <= np.take_along_axis(gamma, best, axis=-1)
+    return is_sure
+
+
+def best_of_each_batch(
+    score: Array,
+    *,
+    is_valid: BoolArray,
+    is_within_limits: BoolArray,
+    fits: BoolArray,
+) -> npt.NDArray[np.int64]:
+    """Flat index of the best point of each batch, which is the first axis of all arrays: valid
+    points before others, then as `objective` orders them, with `score` for the rate.
+    """
+    num_batches = score.shape[0]
+    losses = (-score, ~fits, ~is_within_limits, ~is_valid)
+    keys = [each.reshape(num_batches, -1) for each in losses]
+    best = np.lexsort(keys, axis=-1)[:, 0]
+    return np.arange(num_batches) * keys[0].shape[1] + best

@@ -3,7 +3,7 @@
 A first answer is analytic (layouts.py). Layouts near the fewest devices are then simulated, with
 fewer and more replicas, and the simulation decides (trials.py). A draft is run by the plan's table
 of gammas by batch, or by one gamma where following a table costs its engine more than it gains
-(plan/gamma.py); its other policies are simulated at the requested rate where it is best.
+(plan/tables.py); its other policies are simulated at the requested rate where it is best.
 
 The chosen layout, and that without a draft, are simulated again where all costs are at the 5th and
 the 95th percentile of the time per token's distribution: the intervals of the rate that their
@@ -29,7 +29,7 @@ from magicdec.errors import CapacityError, ConfigError, unknown_choice
 from magicdec.perfmodel.intervals import interval, step_errors, tokens_error
 from magicdec.perfmodel.plan.choice import ArrivalsObjective, arrivals_objective
 from magicdec.perfmodel.plan.drafts import draft_options
-from magicdec.perfmodel.plan.notes import LEAST_LOSS, hits_lost, keeping_last_unit
+from magicdec.perfmodel.plan.explain import LEAST_LOSS, hits_lost, keeping_last_unit
 from magicdec.perfmodel.plan.request import Case, PlanRequest
 from magicdec.perfmodel.rate.layouts import POLICIES, ServedLayout, served_layouts
 from magicdec.perfmodel.rate.load import LATENCY_LIMITS, MAX_SCHEDULED, WINDOWS, Load

@@ -15,7 +15,6 @@ import msgspec
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.plan.choice import objective
 from magicdec.perfmodel.plan.drafts import draft_options
-from magicdec.perfmodel.plan.gamma import follows_table, gamma_table
 from magicdec.perfmodel.plan.request import (
     Case,
     DraftOption,
@@ -26,6 +25,7 @@ from magicdec.perfmodel.plan.request import (
     resolve,
 )
 from magicdec.perfmodel.plan.search import search
+from magicdec.perfmodel.plan.tables import follows_table, gamma_table
 from magicdec.perfmodel.rate.load import Load
 from magicdec.perfmodel.rate.requests import Requests
 from magicdec.perfmodel.rate.simulate import Server

@@ -1,36 +1,70 @@
-"""Notes to read before relying on a plan, one sentence each."""
+"""What a plan says of its choice: notes to read before relying on it, the gain on each text that a server
+may meet, and what would tell more."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 
-from magicdec.counts import Z_90
+from magicdec.counts import Z_90, expected_tokens_per_step
 from magicdec.errors import either
 from magicdec.naming import draft_name
-from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.acceptance.law import LARGEST
 from magicdec.perfmodel.forward import EXPERT_IMBALANCE
 from magicdec.perfmodel.intervals import (
+    QUARTILES,
+    interval,
     is_engine_fitted_on,
     is_one_head_of_many,
     one_token_pass,
+    tokens_error,
     untimed,
 )
 from magicdec.perfmodel.kernels.attention import AttentionCurve
 from magicdec.perfmodel.kernels.gemm import GemmCurve
 from magicdec.perfmodel.kernels.profile import HardwareProfile
-from magicdec.perfmodel.plan.request import Case, DraftOption, lengths_of
-from magicdec.perfmodel.plan.rows import Users
+from magicdec.perfmodel.plan.choice import (
+    CaseChoice,
+    DraftOnTexts,
+    Ranking,
+    TextRates,
+)
+from magicdec.perfmodel.plan.drafts import RATE_BUDGET
+from magicdec.perfmodel.plan.request import (
+    DEFAULT_MAX_GAMMA,
+    Case,
+    DraftOption,
+    lengths_of,
+)
+from magicdec.perfmodel.plan.rows import Users, requests_of
 from magicdec.perfmodel.plan.search import formats_that_fit
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.trees import TREES_LOSE
-from magicdec.schema import Candidate, CaseAnswer
-from magicdec.specs import HEAD_METHODS
+from magicdec.schema import (
+    NO_GAIN,
+    Candidate,
+    CaseAnswer,
+    Gain,
+    NeedsAcceptance,
+    OfTask,
+    Outlook,
+)
+from magicdec.specs import (
+    HEAD_METHODS,
+    LOOKUP_METHODS,
+    SELF,
+    SPARSE_METHODS,
+    draft_model_name,
+    load_model_spec,
+)
+from magicdec.tasks import TASKS, WEIGHTS
 from magicdec.units import GIGA, MILLI, format_percent, format_seconds
 
 LEAST_LOSS = 0.03
@@ -580,3 +614,172 @@ def _range(values: list[float]) -> str:
     if len(values) > 1:
         return f"{min(values):.0f} to {max(values):.0f}"
     return f"{values[0]:.0f}"
+
+
+# The texts that a server may meet
+# ------------------------------------------------------------
+
+
+def outlook(choice: CaseChoice, ranking: Ranking, shown: Candidate) -> Outlook | None:
+    """How the choice hangs on its text and its acceptance; `shown`: the draft that is chosen, else the
+    fastest that is not. None where nothing was searched without a draft beside it."""
+    case = choice.case
+    here = (shown.batch_size, shown.tp_size)
+    if not any(
+        (row.batch_size, row.tp_size) == here and row.within_limits and row.fits
+        for draft in choice.searched
+        if draft.option is None
+        for row in draft.rows
+    ):
+        return None
+    option = case.option_of(shown)
+    measure = ""
+    if option.question is not None:
+        measure = measuring_command(case, option)
+    tasks = []
+    if choice.texts is not None:
+        rows = []
+        for row in [*choice.alone, *ranking.admitted]:
+            is_beside = row.batch_size == choice.row.batch_size
+            if is_beside and row.within_limits and row.fits:
+                rows.append(row)
+        tasks = tasks_of(choice.texts, choice.row, rows or [choice.row])
+    return Outlook(tasks=tasks, measure=measure)
+
+
+def tasks_of(
+    texts: TextRates, chosen: Candidate, rows: Sequence[Candidate]
+) -> list[OfTask]:
+    """The choice's gain on each text, and the fastest configuration there of these."""
+    own = _gains_on_texts(texts, [chosen] * len(TASKS))
+    kept = texts.rates(chosen)
+    rates = np.stack([texts.rates(row) for row in rows], axis=1)
+    fastest = [rows[place] for place in np.argmax(rates, axis=1)]
+    best = _gains_on_texts(texts, fastest)
+    tasks = []
+    for text, row in enumerate(fastest):
+        changes = float(rates[text].max() / kept[text]) - 1.0
+        tasks.append(
+            OfTask(
+                task=TASKS[text],
+                weight=WEIGHTS[TASKS[text]],
+                own=own[text],
+                draft=row.draft,
+                draft_method=row.draft_method,
+                draft_budget=row.draft_budget,
+                gamma=row.gamma,
+                best=best[text],
+                changes=max(changes, 0.0),
+            )
+        )
+    return tasks
+
+
+def _gains_on_texts(texts: TextRates, rows: Sequence[Candidate]) -> list[Gain]:
+    """The gain of one row on each text."""
+    by_draft: dict[int, list[tuple[int, int]]] = {}
+    for text, row in enumerate(rows):
+        number, place = texts.searched.place(row)
+        by_draft.setdefault(number, []).append((text, place))
+    gains: dict[int, Gain] = {}
+    for number, cells in by_draft.items():
+        draft = texts.drafts[number]
+        for cell, gain in zip(cells, _gains(texts.case, draft, cells), strict=True):
+            gains[cell[0]] = gain
+    return [gains[text] for text in range(len(rows))]
+
+
+def _gains(
+    case: Case, draft: DraftOnTexts, cells: Sequence[tuple[int, int]]
+) -> list[Gain]:
+    """The gains of a draft's rows, each on a text; `cells`: the text, and the row's place."""
+    rows = draft.rows.rows
+    if draft.rows.option is None:
+        return [NO_GAIN] * len(cells)
+    if draft.law is None:
+        return [rows[place].gain for _, place in cells]
+    error = draft.prediction.full(tokens_error(draft.prediction, draft.law))
+    flat = np.array([text * len(rows) + place for text, place in cells])
+    prediction = draft.prediction.take(flat)
+    gains = interval(prediction, error.ravel()[flat]).gains
+    whole = requests_of(case, prediction)
+    expected = prediction.full(prediction.speedup)
+    if whole is not None:
+        gains = whole.gains(gains)
+        expected = prediction.full(whole.speedup_at(prediction.speedup))
+    quantiles = gains.quantiles()
+    pays = gains.above()
+    result = []
+    for number in range(len(cells)):
+        result.append(
+            Gain(
+                speedup=float(expected[number]),
+                low=float(quantiles[0, number]),
+                high=float(quantiles[-1, number]),
+                pays=float(pays[number]),
+                quartiles=quantiles[QUARTILES, number].tolist(),
+            )
+        )
+    return result
+
+
+# What would tell more
+# ------------------------------------------------------------
+
+
+LOGS = "requests.jsonl"
+SERVER = "http://localhost:8000"
+
+
+def measuring_command(case: Case, option: DraftOption) -> str:
+    """The command that measures a draft's acceptance: look-ups and draft models are replayed on logged
+    requests, others are counted on a server."""
+    replay = f"magicdec profile-acceptance --outputs {LOGS} --draft"
+    if option.method in LOOKUP_METHODS:
+        return f"{replay} {option.draft}"
+    if option.model is not None and option.draft != SELF:
+        return f"{replay} path/to/{option.draft}"
+    draft = f"--draft {option.draft}"
+    if option.draft == SELF:
+        draft += f" --draft-method {option.method}"
+    return (
+        f"magicdec observe {SERVER} {draft} --model {case.model.name} --seconds 600 "
+        "-o acceptance.json"
+    )
+
+
+def with_paying_rate(
+    case: Case, points: Points, context: int, lacking: NeedsAcceptance
+) -> NeedsAcceptance:
+    """A draft with the least acceptance rate, equal at all positions, at which it would pay at the
+    best row's batch, context and tp; None if it pays at no rate. A sparse draft has a budget of
+    RATE_BUDGET. A step's time is that at a rate of 0.8."""
+    method = lacking.draft_method
+    budget: int | None = None
+    if method in SPARSE_METHODS:
+        budget = min(RATE_BUDGET, max(8, context // 2))
+    model = None
+    name = draft_model_name(lacking.draft)
+    if name:
+        model = load_model_spec(name)
+    usual = constant_profile(0.8)
+    option = DraftOption(
+        draft=lacking.draft,
+        method=method,
+        model=model,
+        budgets=(budget,),
+        acceptance=usual,
+        draft_tp_size=case.request.draft_tp_size,
+    )
+    gammas = np.arange(1, DEFAULT_MAX_GAMMA + 1)
+    at = dataclasses.replace(points, budget=budget, gamma=gammas)
+    rates = np.linspace(0.0, 1.0, 201)
+    by_position = np.repeat(rates[:, None, None], len(gammas), axis=-1)
+    tokens = expected_tokens_per_step(by_position, gammas)
+    prediction = predict(case.setup(option), usual, at)
+    speedups = dataclasses.replace(prediction, expected_tokens_per_step=tokens).speedup
+    pays = np.flatnonzero(speedups.max(axis=-1) > 1.0)
+    least = None
+    if len(pays):
+        least = float(rates[pays[0]])
+    return msgspec.structs.replace(lacking, break_even_acceptance_rate=least)

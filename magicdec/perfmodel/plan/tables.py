@@ -1,7 +1,7 @@
-"""The best gamma of a draft by batch and context, with its speedup and verdict; and whether a server
-follows that table.
+"""The tables around a choice: the best gamma of its draft by batch and context, with speedup and verdict,
+and whether a server follows it; its operations, memory and limits.
 
-A table describes the draft and budget of the best configuration, or of the leading draft if the
+The table of gammas describes the draft and budget of the best configuration, or of the leading draft if the
 best is autoregressive. An engine with this draft set up can follow it. Such an engine pays for the
 draft even when it drafts nothing, so the table has two more rows: `idle_speedup`, and the best
 gamma compared with drafting nothing on that engine. With a generated length, whole requests decide
@@ -11,6 +11,7 @@ measured.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +19,27 @@ import msgspec
 import numpy as np
 
 from magicdec.counts import Array
+from magicdec.perfmodel.acceptance.law import static_batch_efficiency
 from magicdec.perfmodel.drafting import draft_kv_tokens
 from magicdec.perfmodel.intervals import ENDS, interval, tokens_error
-from magicdec.perfmodel.plan.choice import is_sure_depth
+from magicdec.perfmodel.kernels.gemm import GemmCurve
+from magicdec.perfmodel.kernels.op import BOUNDS, ForwardTime, Op
+from magicdec.perfmodel.plan.choice import CaseChoice
 from magicdec.perfmodel.plan.request import Case, DraftOption
+from magicdec.perfmodel.plan.rows import candidates
+from magicdec.perfmodel.plan.search import is_sure_depth
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
-from magicdec.perfmodel.setup import Points
+from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import BoolArray, Prediction, predict
 from magicdec.perfmodel.step import idle_step_s
 from magicdec.schema import (
     Candidate,
+    Ceilings,
     GammaTable,
+    KernelTime,
+    Limit,
+    MemoryUse,
+    Operation,
     verdict_of,
 )
 
@@ -393,3 +404,151 @@ def _break_even(contexts: Array, speedups: Array) -> int | None:
     share = gain / (speedups[first] - speedups[first - 1])
     ratio = contexts[first - 1] / contexts[first]
     return round(float(contexts[first] * ratio**share))
+
+
+# The best configuration
+# ------------------------------------------------------------
+
+
+def limits_of(case: Case, best: Candidate) -> list[Limit]:
+    request = case.request
+    limits = []
+    if request.tpot_limit_s is not None:
+        between_s = best.between_tokens_s
+        limits.append(
+            Limit(of="time per token", limit_s=request.tpot_limit_s, value_s=between_s)
+        )
+    if request.ttft_limit_s is not None:
+        first_s = best.first_token_s
+        limits.append(
+            Limit(of="first token", limit_s=request.ttft_limit_s, value_s=first_s)
+        )
+    return limits
+
+
+def without_draft(choice: CaseChoice, baseline: Candidate | None) -> Candidate:
+    """Autoregressive decoding at the best row's tp and batch, within the limits or not."""
+    best = choice.row
+    for row in choice.alone:
+        if (row.tp_size, row.batch_size) == (best.tp_size, best.batch_size):
+            return row
+    case = choice.case
+    point = choice.searched.prediction(best).points
+    at = dataclasses.replace(point, gamma=np.zeros_like(point.gamma), budget=None)
+    rate = None
+    if baseline is not None:
+        rate = baseline.rate
+    (row,) = candidates(case, predict(case.setup(None), None, at), None, baseline=rate)
+    return row
+
+
+def with_static_batch(choice: CaseChoice) -> Candidate:
+    """The configuration to run with what it keeps in a batch that waits for its slowest sequence,
+    where a length is generated.
+    """
+    case = choice.case
+    option = choice.option
+    best = choice.row
+    gen_len = case.request.gen_len
+    lengths = case.lengths
+    if option is None or gen_len == 0:
+        return best
+    kept = static_batch_efficiency(
+        option.acceptance,
+        budget=best.draft_budget,
+        context=lengths.prompt_len + lengths.growth / 2.0,
+        gamma=best.gamma,
+        batch_size=best.batch_size,
+        gen_len=gen_len,
+    )
+    decoding = msgspec.structs.replace(
+        best.decoding, speedup_static_batch=best.speedup * kept
+    )
+    return msgspec.structs.replace(best, decoding=decoding)
+
+
+def memory_use(
+    case: Case,
+    option: DraftOption | None,
+    best: Candidate,
+    prediction: Prediction,
+) -> MemoryUse:
+    where = case.tp_sizes.index(best.tp_size)
+    drafted = case.largest_batches(
+        option=option, budget=best.draft_budget, gamma=best.gamma
+    )
+    use = {}
+    for name, value in vars(prediction.memory).items():
+        use[name] = float(np.ravel(value)[0])
+    return MemoryUse(
+        **use,
+        largest_batch=float(drafted[where]),
+        largest_autoregressive_batch=float(case.largest_batches()[where]),
+    )
+
+
+def breakdown(prediction: Prediction) -> dict[str, list[Operation]]:
+    """Operations of one configuration: time, the datasheet's ceiling for the same work, and what
+    binds.
+    """
+    terms = prediction.terms
+    tp_size = int(prediction.points.tp.flat[0])
+    return {
+        name: [
+            _operation(prediction.setup, op, tp_size)
+            for op in getattr(terms, name).ops
+            if _first(op.time_s) > 0
+        ]
+        for name in ("autoregressive", "draft", "verify", "accept", "upkeep")
+    }
+
+
+def ceilings(setup: Setup) -> Ceilings:
+    """The device's roof for the formats of a setup."""
+    hw, dtype = setup.hardware, setup.precision.compute_dtype
+    gemm = GemmCurve.of(hw, dtype)
+    rate = hw.compute_rate(dtype)
+    return Ceilings(
+        memory_bytes_per_s=hw.memory_bytes_per_s,
+        flops_per_s=rate,
+        gemm_bytes_per_s=gemm.bandwidth_efficiency * hw.memory_bytes_per_s,
+        gemm_flops_per_s=gemm.flops_efficiency * rate,
+    )
+
+
+def _first(value: Any) -> float:
+    return float(np.ravel(np.asarray(value, dtype=np.float64))[0])
+
+
+def _operation(setup: Setup, op: Op, tp_size: int) -> Operation:
+    hw = setup.hardware
+    flops, weight_bytes, kv_bytes, activation_bytes, sent = (
+        _first(value) for value in op.cost
+    )
+    num_bytes = weight_bytes + kv_bytes + activation_bytes
+    wire = 2.0 * (tp_size - 1) / tp_size * sent / hw.link.bytes_per_s
+    ceiling = max(
+        num_bytes / hw.memory_bytes_per_s,
+        flops / hw.compute_rate(setup.precision.compute_dtype),
+        wire,
+    )
+    one = ForwardTime((op,)).bound_seconds()
+    kernels: list[KernelTime] = []
+    for basis in op.bases:
+        time = KernelTime(
+            kernel=basis.kernel,
+            source=basis.source,
+            relative_error=basis.relative_error,
+            is_inside=basis.is_inside,
+        )
+        if time not in kernels:
+            kernels.append(time)
+    return Operation(
+        op=op.name,
+        time_s=_first(op.time_s),
+        ceiling_s=ceiling,
+        bound_by=max(BOUNDS, key=lambda bound: _first(one[bound])),
+        flops=flops,
+        bytes=num_bytes if op.group != "link" else sent,
+        kernels=kernels,
+    )
