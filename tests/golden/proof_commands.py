@@ -37,14 +37,14 @@ REFUSED = (
     "plan --model llama-3.1-9b", "run --draft gpt-2", "export vllm missing.json", "plan --batch 0", "plann",
     "plan --hardware h1000", "plan --tp x", "check", "observe missing.log", "plan --gama 3", "hardware h1000",
 )  # fmt: skip
-REQUESTS = "arrival,prompt_tokens,output_tokens\n" + "".join(
+REQUESTS = "arrival,prompt,output\n" + "".join(
     f"{place * 0.08:.2f},{200 + 37 * (place % 11)},{30 + 7 * (place % 5)}\n"
     for place in range(80)
 )
 LONG = (
-    "plan --requests requests.csv --hardware h100 --p95-tpot-ms 12",
-    "plan --requests requests.csv --hardware l4,h100 --draft none --p95-ttft-ms 400",
-    "plan --requests requests.csv --hardware h100 --draft eagle3 --gamma 3 --format json",
+    "plan --requests arrivals.csv --hardware h100 --p95-tpot-ms 12",
+    "plan --requests arrivals.csv --hardware l4,h100 --draft none --p95-ttft-ms 400",
+    "plan --requests arrivals.csv --hardware h100 --draft eagle3 --gamma 3 --format json",
     "plan --hardware 2xh100 --gpus 2 --batch 8 --context 4k --gen-len 128 --workload docs/samples/workload.json --all",
     "plan --model embedded --hardware l4 --logs docs/samples/requests.jsonl",
     "plan --task code --hardware h100 --batch 4 --price 2.5",
@@ -205,7 +205,7 @@ def records(folder: Path) -> list[list[str]]:
 
 def commands(folder: Path, *, quick: bool) -> list[list[str]]:
     """Command lines in their order; one may read what an earlier one wrote."""
-    (folder / "requests.csv").write_text(REQUESTS, encoding="utf-8")
+    (folder / "arrivals.csv").write_text(REQUESTS, encoding="utf-8")
     if quick:
         return [
             *plans(NUM_QUICK_PLANS, NUM_QUICK_WHOLE, folder),
