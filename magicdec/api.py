@@ -112,9 +112,8 @@ class PlanKeywords(TypedDict, total=False):
     kv_link_gb_s: float | None
     price: float | None
     workload: str | Path | WorkloadSpec | None
-    rate: float | str | None
+    rate: float | None
     burstiness: float | None
-    columns: str | None
     requests: str | Path | None
     cached: Count | None
     p95_ttft_ms: float | None

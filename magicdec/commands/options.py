@@ -209,7 +209,7 @@ SECTIONS = {
     "draft_kv_dtype plugin acceptance "
     "acceptance_rate accept_length drafted_share simulate_acceptance adaptive",
     "Sampling": "temperature top_p top_k seed stop_at_eos",
-    "Logged requests": "logs outputs columns tokenizer gammas lookup_min lookup_max max_model_len jobs",
+    "Logged requests": "logs outputs tokenizer gammas lookup_min lookup_max max_model_len jobs",
     "Measurement": "plan repetitions run_to_end cuda_graphs quick clock",
     "A server": "server results concurrency prompt_len output_len rounds dry_run target",
     "Output": "record records output output_format why every quiet resume save_output stream help",

@@ -5,7 +5,6 @@ answered by the planner as its controls move. None needs torch."""
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Container
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
@@ -28,7 +27,6 @@ from magicdec.progress import shown_progress
 from magicdec.schema import (
     COUNT_OR_SHARE,
     COUNTS_OR_SHARES,
-    NUMBER_OR_TEXT,
     Option,
     request_options,
 )
@@ -75,7 +73,6 @@ AS_TEXT = (
     tuple[str, ...],
     COUNTS_OR_SHARES,
     float | tuple[float, ...] | None,
-    NUMBER_OR_TEXT,
     COUNT_OR_SHARE,
 )
 """Types of a request's fields that a command line has as text."""
@@ -124,7 +121,7 @@ def _read(name: str, asked: Option, value: Any) -> Any:
     if (
         not isinstance(value, str)
         or asked.kind not in AS_TEXT
-        or asked.kind in (NUMBER_OR_TEXT, COUNT_OR_SHARE)
+        or asked.kind == COUNT_OR_SHARE
     ):
         return value
     if name == "acceptance_rate":
@@ -186,15 +183,6 @@ def plan_command(asked: PlanOptions) -> None:
     else:
         options.require(asked.tokenizer is None, "--tokenizer goes with --logs")
     request = request_of(**stated)
-    if request.requests is not None and not asked.logs:
-        from magicdec.perfmodel import log_columns
-
-        columns = log_columns(request.requests, request.columns)
-        if columns is not None:
-            print(
-                f"{request.requests}: {columns} (--columns names others)",
-                file=sys.stderr,
-            )
     with shown_progress(not request.has_arrivals) as show:
         answer = make_plan(request, show)
     if asked.record is not None:

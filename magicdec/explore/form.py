@@ -33,7 +33,7 @@ FIRST = (
     "ttft_ms",
 )
 """Fields that stand unfolded, in their order."""
-FILES = ("acceptance", "columns", "draft_model", "draft_name", "requests", "workload")
+FILES = ("acceptance", "draft_model", "draft_name", "requests", "workload")
 FIELDS = {
     name: option for name, option in request_options().items() if name not in FILES
 }
@@ -78,7 +78,7 @@ def values_of(texts: Mapping[str, str], start: Start) -> dict[str, Any]:
 
 
 def _value(name: str, text: str) -> Any:
-    """An option's plain value; counts and schedules are read by the request."""
+    """An option's plain value; counts are read by the request."""
     option = FIELDS[name]
     if option.kind is bool:
         if text != YES:
@@ -89,7 +89,7 @@ def _value(name: str, text: str) -> Any:
     if name == "acceptance_rate":
         rates = tuple(_number(name, part) for part in text.split(","))
         return rates if len(rates) > 1 else rates[0]
-    if option.kind in NUMBERS and name != "rate":
+    if option.kind in NUMBERS:
         return _number(name, text)
     return text
 

@@ -158,7 +158,6 @@ if TYPE_CHECKING:
         MIN_RATE,
         Requests,
         alike,
-        log_columns,
     )
     from magicdec.perfmodel.rate.simulate import (
         Server,

@@ -72,7 +72,6 @@ if TYPE_CHECKING:
         DEFAULT_CONTEXT,
         DEFAULT_CONTEXTS,
         MAX_BATCH,
-        NUMBER_OR_TEXT,
         NUMBERS,
         OF_ARRIVALS,
         PREFILLS,

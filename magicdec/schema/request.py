@@ -33,10 +33,9 @@ MAX_BATCH = 65_536
 MAX_CONTEXT = 2**26
 BALANCES = ("round-robin", "least-loaded")
 PREFILLS = ("here", "elsewhere")
-NUMBER_OR_TEXT: Any = float | str | None
 COUNT_OR_SHARE: Any = int | str
 COUNTS_OR_SHARES: Any = tuple[int | str, ...]
-NUMBERS = (float, float | None, NUMBER_OR_TEXT)
+NUMBERS = (float, float | None)
 REPEATED = ("acceptance",)
 """Options that are given once for each of their values."""
 OF_ARRIVALS = ("burstiness", "p95_ttft_ms", "p95_tpot_ms", "balance")
@@ -81,8 +80,6 @@ class Option:
             self.kind == COUNT_OR_SHARE and not str(given).endswith("%")
         ):
             return _count(name, given)
-        if self.kind == NUMBER_OR_TEXT and isinstance(given, str):
-            return _number(given)
         if isinstance(given, list | tuple):
             return tuple(given)
         if self.unit != 1.0:
@@ -346,9 +343,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         Any, Option(help="Distribution of prompt and output lengths.")
     ] = None
     rate: Annotated[
-        float | str | None,
+        float | None,
         Option(
-            help="Requests per second, or at seconds (2@0,8@600): searches the fewest devices.",
+            help="Requests per second: searches the fewest devices.",
             least=0,
             most=1e6,
             is_open=True,
@@ -362,12 +359,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             most=1e4,
         ),
     ] = 1.0
-    columns: Annotated[
-        str | None,
-        Option(
-            help="A log's columns: arrival=NAME,prompt=NAME,output=NAME[,cached=NAME]."
-        ),
-    ] = None
     requests: Annotated[
         str | None,
         Option(help="Requests to serve: CSV, JSONL, Azure or Mooncake trace."),
@@ -552,21 +543,12 @@ def _check_arrivals(request: Request) -> None:
         raise ConfigError(
             f"--{asked_of_rate[0].replace('_', '-')} goes with --rate or --requests"
         )
-    if request.columns is not None and request.requests is None:
-        raise ConfigError("--columns names the columns of a log; give it as --requests")
 
 
 def _named(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return value
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _count_or_share(name: str, value: Any) -> int | str:

@@ -24,7 +24,7 @@ GROUPS = {
     "commands": ("test_commands_and_logs.py::test_serve_commands", "test_commands_and_logs.py::test_manifests",
                  "test_commands_and_logs.py::test_every_manifest_ends",
                  "test_commands_and_logs.py::test_a_megabyte_of_any_shape_is_read_in_seconds"),
-    "loads": ("test_loads.py::test_traces", "test_loads.py::test_schedules", "test_loads.py::test_rates",
+    "loads": ("test_loads.py::test_traces", "test_loads.py::test_rates",
               "test_loads.py::test_tables_of_servers"),
     "page": ("test_loads.py::test_questions_to_the_page",),
     "files": ("test_fuzz.py::test_damage_is_answered_or_refused_in_one_line",),

@@ -1,4 +1,4 @@
-"""Loads, schedules, tables and questions to the page as nobody would write them: an answer or one
+"""Loads, tables and questions to the page as nobody would write them: an answer or one
 line, within a minute and two GB.
 
 MAGICDEC_FUZZ multiplies the cases.
@@ -30,10 +30,8 @@ if MANY == 1:
     pytestmark = pytest.mark.usefixtures("few_requests")
 MOST_MIB = 1700.0
 """On top of this process; a command alone starts below 300, and is to stay below 2 GiB."""
-STEPS_S = (10.0, 60.0) if MANY > 1 else (1.0, 2.0)
-"""Between a schedule's points; a longer one takes proportionally longer to simulate."""
 LARGEST = 5000 if MANY > 1 else 60
-"""An ordinary number; a schedule of so many requests a second takes proportionally longer to simulate."""
+"""An ordinary number; a rate of so many requests a second takes proportionally longer to simulate."""
 BURSTINESS = "1e4" if MANY > 1 else "20"
 """So bursty a load is tried on as many devices as there are."""
 DRAWN = settings(
@@ -121,25 +119,6 @@ def test_traces(file: tuple[str, str], rate: str | None, tmp_path: Path) -> None
         f"{rate}: {text[:300]!r}", ("plan", *SERVED, "--requests", str(path), *options)
     )
     right(case, "traces")
-
-
-@DRAWN
-@given(
-    rates=st.lists(st.sampled_from([2.0, 0.5, 30.0, 0.0]), min_size=2, max_size=4),
-    step=st.sampled_from([*STEPS_S, 1e-3, 1e-300]),
-    odd=st.none() | NUMBER,
-    burstiness=st.sampled_from(["1", "0", BURSTINESS]),
-)
-def test_schedules(rates: list[float], step: float, odd: Any, burstiness: str) -> None:
-    texts = [f"{rate}@{number * step!r}" for number, rate in enumerate(rates)]
-    if odd is not None:
-        texts[-1] = f"{text_of(odd)}@{(len(rates) - 1) * step!r}"
-    schedule = ",".join(texts)
-    case = Case(
-        schedule,
-        ("plan", *SERVED, *SHORT, f"--rate={schedule}", "--burstiness", burstiness),
-    )
-    right(case, "schedules")
 
 
 @DRAWN

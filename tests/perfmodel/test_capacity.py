@@ -260,21 +260,3 @@ def test_the_command_says_devices_with_and_without_a_draft(tmp_path: Path) -> No
     assert "4 requests/s" in result.stdout
     assert "with no draft" in result.stdout or "without a draft" in result.stdout
     assert "headroom" in result.stdout
-
-
-def test_a_rate_that_rises_takes_the_devices_of_its_peak_not_of_its_mean() -> None:
-    """From 2 to 30 requests per second, as many in all as at 16: 128 of them."""
-    options = CHAT | {"draft": "none", "tp": 1}
-    del options["rate"]
-    constant, rising = (
-        magicdec.plan(**options, rate=rate).traffic for rate in (16.0, "2@0,30@8")
-    )
-    assert constant is not None
-    assert rising is not None
-    assert rising.rate_per_s == pytest.approx(16.0)
-    assert rising.best.num_replicas > constant.best.num_replicas
-    assert any("peak is 1.88 times as high" in each for each in rising.notes)
-    with pytest.raises(ConfigError, match="too many to plan with"):
-        magicdec.plan(**options, rate="2@0,30@6000")
-    with pytest.raises(ConfigError, match="like 2@0,8@600, not '2:8'"):
-        magicdec.plan(**options, rate="2:8")

@@ -13,10 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from magicdec.api import request_of
-from magicdec.errors import ConfigError
-from magicdec.perfmodel.rate import capacity, load
+from magicdec.perfmodel.rate import load
 from magicdec.perfmodel.rate.load import Load
-from magicdec.perfmodel.rate.requests import Requests, Schedule, alike
+from magicdec.perfmodel.rate.requests import Requests, alike
 from magicdec.perfmodel.rate.simulate import SimulatedTimes
 from magicdec.specs.catalog import load_model_spec
 
@@ -112,37 +111,6 @@ def test_limits_are_kept_up_to_the_limit_itself(
     given_limits = [limit for limit in (mean, p95) if limit is not None]
     tighter = sorted(given_limits)[0] if given_limits else None
     assert load._tighter(mean, p95) == tighter
-
-
-@pytest.mark.parametrize(("schedule", "is_taken"), [
-    ("1@0,1@20", True), ("1@0,1@19.9", False), ("20@0,20@1000", True), ("20@0,20@1000.04", False), (1e-6, True),
-    (9.9e-7, False), ("1e6@0,0@0.03", True), ("1000001@0,0@0.03", False), ("0@0,0@100", False),
-    ("1e-5@0,1e-5@1e9", True), ("1e-5@0,1e-5@1.0001e9", False),
-    ("2@1,1@100", False), ("2@0", False), ("2@0,2@100,2@100", False), ("-1@0,4@100", False), ("0@0,4@100", True),
-])  # fmt: skip
-def test_the_limits_of_rates_and_schedules(schedule: Any, is_taken: bool) -> None:
-    options = CHAT | {"draft": "none", "rate": schedule}
-    if is_taken:
-        assert capacity._load(request_of(**options), MODEL).rate > 0.0
-        return
-    with pytest.raises(ConfigError):
-        capacity._load(request_of(**options), MODEL)
-
-
-def test_a_schedule_is_judged_in_five_equal_parts_and_between_its_points() -> None:
-    asked = load_of(rate="2@0,8@70,3@100")
-    edges = asked.edges_s(asked.requests(asked.rate))
-    assert edges is not None
-    assert edges.tolist() == pytest.approx([0.0, 20.0, 40.0, 60.0, 70.0, 80.0, 100.0])
-    assert load_of(rate=3.0).edges_s(alike(2, prompt_len=1, output_len=1)) is None
-    assert load_of(rate="5@0,5@100").busiest is not None  # 500 requests
-    assert load_of(rate="4.99@0,4.99@100").busiest is None
-
-
-def test_a_schedule_in_which_nothing_arrives_is_none() -> None:
-    """It is refused as no schedule, not as one that is too short."""
-    with pytest.raises(ConfigError, match="rates at seconds that ascend"):
-        Schedule.of("0@0,0@100")
 
 
 @given(

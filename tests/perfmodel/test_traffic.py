@@ -4,7 +4,6 @@ token by token."""
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.rate.costs import NUM_CONTEXTS, nodes
 from magicdec.perfmodel.rate.requests import (
     Requests,
-    Schedule,
     alike,
     drawn,
     read_requests,
@@ -409,30 +407,6 @@ def test_a_bad_trace_is_refused_by_its_line(
         read_requests(tmp_path / "bad.csv")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_rate_that_changes_has_its_arrivals_where_it_says() -> None:
-    """From 2 to 8 per second, at 8, and down to none: within 5 standard errors of the integral in each tenth."""
-    schedule = Schedule.of("2@0,8@400,8@600,0@1000")
-    assert schedule.mean == pytest.approx((2000 + 1600 + 1600) / 1000)
-    unit = drawn(8000, rate=1.0, workload=MIX)
-    found = schedule.paced(unit).arrival_s
-    assert np.all(np.diff(found) > 0)
-    edges = np.linspace(0.0, 1000.0, 11)
-    told = np.array([np.trapezoid(np.interp(at, schedule.times_s, schedule.rates), at)
-                     for at in (np.linspace(*pair, 1001) for pair in pairwise(edges))])  # fmt: skip
-    assert np.all(np.abs(np.histogram(found, edges)[0] - told) < 5.0 * np.sqrt(told))
-    assert schedule.at_rate(10.4).rates.tolist() == [4.0, 16.0, 16.0, 0.0]
-
-
-@pytest.mark.parametrize("text", [
-    "2:8", "2@0", "2@5,8@9", "2@0,8@0", "2@0,-1@9", "0@0,0@9", "a@0,1@2", "nan@0,1@2", "",
-])  # fmt: skip
-def test_a_schedule_that_is_none_is_refused_with_one_that_is(text: str) -> None:
-    with pytest.raises(
-        ConfigError, match="rates at seconds that ascend from 0, like 2@0,8@600"
-    ):
-        Schedule.of(text)
 
 
 def test_nodes_are_all_whole_numbers_where_there_are_few() -> None:

@@ -22,7 +22,7 @@ from magicdec.perfmodel.rate import capacity, layouts, load
 from magicdec.perfmodel.rate.layouts import POLICIES, served_layouts
 from magicdec.perfmodel.rate.load import Load
 from magicdec.perfmodel.rate.replica import Replica
-from magicdec.perfmodel.rate.requests import Schedule, alike, read_requests
+from magicdec.perfmodel.rate.requests import alike, read_requests
 from magicdec.perfmodel.rate.simulate import Server, simulate
 from magicdec.perfmodel.rate.trials import Trial
 from magicdec.perfmodel.setup import Setup
@@ -50,65 +50,6 @@ ALONE = Setup.of("llama-3.1-8b", "h100-sxm-80gb", ENGINE)
 
 def load_of(**options: Any) -> Load:
     return Load.of(request_of(**CHAT | options), MODEL)
-
-
-# Schedules
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    rates=st.lists(st.floats(0.0, 50.0), min_size=2, max_size=5).filter(
-        lambda rates: sum(rates) > 1.0
-    ),
-    gaps=st.lists(st.floats(0.5, 900.0), min_size=4, max_size=4),
-    falls=st.booleans(),
-)
-def test_requests_of_a_schedule_come_when_its_rate_has_added_up_to_them(
-    rates: list[float], gaps: list[float], falls: bool
-) -> None:
-    """Up to the last instant, also where the rate falls to nothing there."""
-    if falls:
-        rates = [*rates[:-1], 0.0]
-        rates[0] += 1.0
-    times = np.concatenate([[0.0], np.cumsum(gaps)])[: len(rates)]
-    schedule = Schedule(times_s=times, rates=np.array(rates))
-    count = schedule.count
-    wanted = count * np.array([0.0, 1e-9, 0.1, 0.5, 0.9, 1.0 - 1e-9, 1.0 - 2e-16])
-    requests = alike(len(wanted) + 1, prompt_len=9, output_len=2)
-    requests.arrival_s[:] = [*wanted, count]
-    found = schedule.paced(requests).arrival_s
-    assert len(found) == len(wanted)
-    assert np.all((found >= 0.0) & (found <= times[-1] * (1.0 + 1e-9)))
-    assert np.all(np.diff(found) >= -1e-6)
-    for at, arrived in zip(found, wanted, strict=True):
-        inner = times[times < at]
-        points = np.array([*inner, at])
-        of_points = np.interp(points, times, rates)
-        added = np.sum(np.diff(points) * (of_points[1:] + of_points[:-1]) / 2.0)
-        assert added == pytest.approx(arrived, rel=1e-6, abs=1e-6 * count)
-
-
-@pytest.mark.parametrize(
-    ("first", "span"),
-    [
-        (40.3, 155.0),
-        (57.2, 878.0),
-        (34.2, 478.0),
-        (43.3, 691.0),
-        (48.7, 655.0),
-        (56.6, 13.0),
-    ],
-)
-def test_the_last_instant_of_a_rate_that_falls_to_nothing_is_a_number(
-    first: float, span: float
-) -> None:
-    """Where first² + 2 · slope · rest comes out below 0 in its last bits."""
-    schedule = Schedule(times_s=np.array([0.0, span]), rates=np.array([first, 0.0]))
-    requests = alike(1, prompt_len=9, output_len=2)
-    requests.arrival_s[:] = np.nextafter(schedule.count, 0.0)
-    assert first**2 - 2.0 * first / span * requests.arrival_s[0] < 1e-9
-    (at,) = schedule.paced(requests).arrival_s
-    assert at == pytest.approx(span, rel=1e-6)
 
 
 # Replicas
@@ -470,24 +411,23 @@ def test_a_request_that_is_too_long_is_named_by_its_place(
 
 
 def test_shares_of_a_curve_rise_through_the_asked_rate_without_a_gap() -> None:
-    for shares in (capacity.SHARES, capacity.SHARES_OF_SCHEDULES):
-        assert 1.0 in shares
-        assert 0.0 < shares[0] < 0.5
-        assert 1.5 < shares[-1] < 2.0
-        for low, high in pairwise(shares):
-            assert low < high <= 2.0 * low
+    shares = capacity.SHARES
+    assert 1.0 in shares
+    assert 0.0 < shares[0] < 0.5
+    assert 1.5 < shares[-1] < 2.0
+    for low, high in pairwise(shares):
+        assert low < high <= 2.0 * low
 
 
 @given(
     kept=st.lists(
         st.tuples(st.integers(1, 8), st.integers(1, 6)), min_size=1, max_size=2
     ),
-    schedule=st.sampled_from([6.0, "2@0,10@100"]),
 )
 def test_curves_are_of_each_layout_on_the_devices_of_the_best(
-    kept: list[tuple[int, int]], schedule: Any
+    kept: list[tuple[int, int]],
 ) -> None:
-    asked = load_of(rate=schedule)
+    asked = load_of(rate=6.0)
     answers = [
         capacity.SizedLayout(
             trial=Told(asked, told_layout(num_gpus, 1.0, 1.0, 1)),  # type: ignore[arg-type]
@@ -501,13 +441,10 @@ def test_curves_are_of_each_layout_on_the_devices_of_the_best(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(capacity, "_in_parallel", lambda call, jobs, *_: jobs)
         jobs = capacity._curves(answers, best, lambda _: None)
-    shares = capacity.SHARES
-    if schedule != 6.0:
-        shares = capacity.SHARES_OF_SCHEDULES
     expected = [
         (answer.trial, max(best.num_gpus // answer.layout.row.num_gpus, 1), share * 6.0)
         for answer in answers
-        for share in shares
+        for share in capacity.SHARES
     ]
     assert jobs == expected
 

@@ -32,7 +32,7 @@ from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.explain import LEAST_LOSS, hits_lost, keeping_last_unit
 from magicdec.perfmodel.plan.request import Case, PlanRequest
 from magicdec.perfmodel.rate.layouts import POLICIES, ServedLayout, served_layouts
-from magicdec.perfmodel.rate.load import LATENCY_LIMITS, MAX_SCHEDULED, WINDOWS, Load
+from magicdec.perfmodel.rate.load import LATENCY_LIMITS, Load
 from magicdec.perfmodel.rate.simulate import SimulatedTimes
 from magicdec.perfmodel.rate.trials import RATIO, Trial
 from magicdec.perfmodel.setup import Points
@@ -58,8 +58,6 @@ LEAST_GAIN = 0.01
 """Speculation pays where requests are faster by more than this."""
 SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 1.7)
 """Points of the curves, as shares of the requested rate."""
-SHARES_OF_SCHEDULES = (0.25, 0.5, 0.75, 1.0, 1.3, 1.7)
-"""Fewer, since a schedule is simulated from end to end at each."""
 MAX_MOMENTS = 200
 
 
@@ -120,7 +118,11 @@ def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> 
         CapacityError: no layout keeps the limits at any rate, no number of devices keeps the load,
         or the simulation takes too long.
     """
-    load = _load(request, model)
+    if len(request.hardware) > 1:
+        raise ConfigError(
+            "a plan for a rate takes one kind of device; give one --hardware"
+        )
+    load = Load.of(request, model)
     layouts = served_layouts(load, model)
     stages = Stages(progress, (1.0, 3.0, 4.0))
     plain = [layout for layout in layouts if layout.option is None]
@@ -157,21 +159,6 @@ def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> 
         lacking=_lacking(best.layout.case),
     )
     return Settled(traffic=traffic, layout=best.layout)
-
-
-def _load(request: PlanRequest, model: ModelSpec) -> Load:
-    """The load to plan for. Raises ConfigError for one that cannot be."""
-    if len(request.hardware) > 1:
-        raise ConfigError(
-            "a plan for a rate takes one kind of device; give one --hardware"
-        )
-    load = Load.of(request, model)
-    if load.schedule is not None and load.schedule.count > MAX_SCHEDULED:
-        raise ConfigError(
-            f"{load.schedule.count:.0f} requests are too many to plan with; a schedule may have "
-            f"{MAX_SCHEDULED}"
-        )
-    return load
 
 
 def simulated(
@@ -217,7 +204,7 @@ def _fewest(
     """
 
     def analytic(layout: ServedLayout) -> int:
-        return layout.row.num_gpus * math.ceil(load.peak / max(layout.rate, 1e-9))
+        return layout.row.num_gpus * math.ceil(load.rate / max(layout.rate, 1e-9))
 
     def expected(layout: ServedLayout) -> ArrivalsObjective:
         devices = analytic(layout)
@@ -386,7 +373,7 @@ def _reasons(answer: SizedLayout, steady: float, highest: float | None) -> list[
         ttft_limit_s=load.ttft_limit_s,
         tpot_limit_s=load.tpot_limit_s,
     )
-    is_drawn = load.trace is None and load.schedule is None
+    is_drawn = load.trace is None
     if is_drawn and request.burstiness:
         regular = msgspec.structs.replace(of_means, burstiness=0.0)
         rate = _highest(answer, regular)
@@ -564,11 +551,10 @@ def _curves(
     number of devices.
     """
     load = best.trial.load
-    shares = SHARES if load.schedule is None else SHARES_OF_SCHEDULES
     jobs = []
     for answer in kept:
         replicas = max(best.num_gpus // answer.layout.row.num_gpus, 1)
-        jobs += [(answer.trial, replicas, share * load.rate) for share in shares]
+        jobs += [(answer.trial, replicas, share * load.rate) for share in SHARES]
     if best.layout.option is not None:
         jobs += [(trial, best.replicas, load.rate) for trial in _other_policies(best)]
     return _in_parallel(_point, jobs, progress, "simulating rates")
@@ -694,12 +680,6 @@ def _notes(best: SizedLayout, chosen: TrafficLoad) -> list[str]:
     load = best.trial.load
     highest = chosen.highest_rate_per_s
     notes = []
-    if load.schedule is not None:
-        notes.append(
-            f"rates are the means of a schedule, whose peak is {load.peak / load.rate:.3g} times "
-            f"as high ({load.peak:.3g} requests/s here); limits are kept in each of {WINDOWS} "
-            "equal parts of it"
-        )
     if highest is None:
         notes.append(
             "no highest rate is known: these requests are too few to exceed the limits at any rate"

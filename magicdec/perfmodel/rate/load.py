@@ -25,7 +25,6 @@ from magicdec.perfmodel.rate.requests import (
     MAX_RATE,
     MIN_RATE,
     Requests,
-    Schedule,
     Turns,
     drawn,
     read_requests,
@@ -39,14 +38,12 @@ MAX_REQUESTS = 3000
 SPAN_S = 400.0
 """Drawn requests are those of this time, within MIN_REQUESTS and MAX_REQUESTS."""
 ENOUGH_REQUESTS = 3000
-"""Replicas that receive this many requests in SPAN_S at a constant rate stand for all."""
+"""Replicas that receive this many requests in SPAN_S stand for all."""
 MAX_SHAPES = 512
 """Requests of a trace that stand for its lengths in the analytic answer."""
-MIN_SCHEDULED = 20
-MAX_SCHEDULED = 20_000
 LEAST_BALANCED = 8
 WINDOWS = 5
-"""Equal parts of a schedule. Limits must hold in each."""
+"""Equal parts of a trace, in each of which the queue may not grow."""
 MAX_WORK = 4_000_000
 """Passes of schedulers that one question may simulate: some minutes of one core."""
 
@@ -58,8 +55,6 @@ class Load:
     request: PlanRequest
     workload: WorkloadSpec
     trace: Requests | None
-    schedule: Schedule | None = None
-    """A rate that changes over time."""
     work: PassLimit = dataclasses.field(
         default_factory=lambda: PassLimit(MAX_WORK),
         compare=False,
@@ -71,28 +66,16 @@ class Load:
     @classmethod
     def of(cls, request: PlanRequest, model: ModelSpec) -> Load:
         """Raises ConfigError for what is lacking, or a request that the model cannot read."""
-        schedule = None
-        if isinstance(request.rate, str):
-            schedule = _schedule(request.rate)
-        elif request.rate is not None and request.rate < MIN_RATE:
+        if request.rate is not None and request.rate < MIN_RATE:
             raise ConfigError(
                 f"rate must be at least {MIN_RATE:g} requests/s, not {request.rate:g}"
             )
         if request.requests is None:
-            return cls(
-                request=request,
-                workload=_workload(request),
-                trace=None,
-                schedule=schedule,
-            )
-        trace = read_requests(request.requests, request.columns)
+            return cls(request=request, workload=_workload(request), trace=None)
+        trace = read_requests(request.requests)
         if request.workload is not None or request.cached_len:
             raise ConfigError(
                 "--requests says lengths and what is cached; leave --workload and --cached out"
-            )
-        if schedule is not None:
-            raise ConfigError(
-                "--requests says when requests arrive; give one --rate with it, or none"
             )
         if request.rate is None and not trace.rate:
             raise ConfigError(
@@ -104,44 +87,19 @@ class Load:
 
     @property
     def rate(self) -> float:
-        """Requests per second, the mean of a schedule."""
-        if self.schedule is not None:
-            return self.schedule.mean
+        """Requests per second."""
         if self.request.rate is not None:
-            return cast(float, self.request.rate)
+            return self.request.rate
         return cast(Requests, self.trace).rate
 
-    @property
-    def peak(self) -> float:
-        """The highest rate."""
-        if self.schedule is None:
-            return self.rate
-        return float(self.schedule.rates.max())
-
-    @property
-    def busiest(self) -> Load | None:
-        """The load in the one of a schedule's WINDOWS in which most requests arrive; None where
-        there is no schedule, or one of few requests.
-        """
-        if self.schedule is None or self.schedule.count < MIN_REQUESTS:
-            return None
-        parts = self.schedule.parts(WINDOWS)
-        return dataclasses.replace(
-            self, schedule=max(parts, key=lambda part: part.count)
-        )
-
     def edges_s(self, requests: Requests) -> Array | None:
-        """Times between which a load that changes is judged: the WINDOWS of a schedule or a trace,
-        and a schedule's own points. None for a constant rate.
+        """Times between which a load that changes is judged: the WINDOWS of a trace. None for a
+        constant rate.
         """
-        if self.schedule is not None:
-            points = self.schedule.times_s
-        elif self.trace is not None:
-            points = requests.arrival_s[[0, -1]]
-        else:
+        if self.trace is None:
             return None
-        windows = np.linspace(points[0], points[-1], WINDOWS + 1)
-        return np.unique(np.concatenate([points, windows]))
+        first, last = requests.arrival_s[[0, -1]]
+        return np.unique(np.linspace(first, last, WINDOWS + 1))
 
     def replicas(self, rate: float, replicas: int) -> int:
         """Replicas to simulate of so many that share this rate."""
@@ -149,8 +107,6 @@ class Load:
             return replicas
         if self.trace is not None:
             arriving = float(len(self.trace))
-        elif self.schedule is not None:
-            arriving = self.schedule.count * rate / self.schedule.mean
         else:
             arriving = rate * SPAN_S
         enough = math.ceil(ENOUGH_REQUESTS * replicas / max(arriving, 1.0))
@@ -173,8 +129,6 @@ class Load:
         if not is_in_turns:
             rate = rate * turns.share
             turns = ALL_TURNS
-        if self.schedule is not None:
-            return self._scheduled(self.schedule.at_rate(rate), turns, seed)
         return self._drawn(int(count), rate, turns, seed)
 
     def _drawn(self, count: int, rate: float, turns: Turns, seed: int) -> Requests:
@@ -188,19 +142,6 @@ class Load:
         )
         cached = self.request.cached.of(requests.prompt_len).astype(np.int64)
         return dataclasses.replace(requests, cached_len=cached)
-
-    def _scheduled(self, schedule: Schedule, turns: Turns, seed: int) -> Requests:
-        """Raises ConfigError where chance draws none."""
-        mean = schedule.count * turns.share
-        enough = (
-            mean + 10.0 * math.sqrt(mean * max(self.request.burstiness, 1.0)) + 10.0
-        )
-        found = schedule.paced(self._drawn(int(enough), 1.0, turns, seed))
-        if not len(found):
-            raise ConfigError(
-                "no request arrives within the schedule; lower --burstiness, or lengthen it"
-            )
-        return found
 
     def _traced(self, trace: Requests, rate: float, seed: int) -> Requests:
         """The trace at another rate; a trace whose requests all arrive at once takes drawn
@@ -227,14 +168,9 @@ class Load:
         return dataclasses.replace(self, request=request)
 
     def kept_by(self, outcome: SimulatedTimes) -> bool:
-        """Whether an outcome keeps the limits; under a schedule, in each of its WINDOWS."""
+        """Whether an outcome keeps the limits."""
         if outcome.is_overloaded:
             return False
-        if self.schedule is None:
-            return self._is_kept(outcome)
-        return all(self._is_kept(window) for window in outcome.windows(WINDOWS))
-
-    def _is_kept(self, outcome: SimulatedTimes) -> bool:
         asked = self.request
         is_prompt = _is_within(
             outcome.ttft_s, mean=asked.ttft_limit_s, p95=asked.ttft_p95_s
@@ -258,16 +194,6 @@ class Load:
     def tpot_limit_s(self) -> float | None:
         """The limit that a single request is held to."""
         return _tighter(self.request.tpot_p95_s, self.request.tpot_limit_s)
-
-
-def _schedule(text: str) -> Schedule:
-    schedule = Schedule.of(text)
-    if schedule.count < MIN_SCHEDULED:
-        raise ConfigError(
-            f"a schedule of {schedule.count:.3g} requests is too short to plan with; it takes at "
-            f"least {MIN_SCHEDULED}"
-        )
-    return schedule
 
 
 def _workload(request: PlanRequest) -> WorkloadSpec:

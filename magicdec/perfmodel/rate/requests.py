@@ -8,8 +8,6 @@ of √burstiness (1: Poisson; 0: a constant rate). Read, as published or with co
     …, prefix, shared                       a name, and the first tokens of a prompt that its requests have in common:
                                             cached from the first of them on
     Azure LLM inference 2023 and 2024       TIMESTAMP, ContextTokens, GeneratedTokens; CSV
-    gateways' logs                          created_at, prompt_tokens, completion_tokens and the
-                                            like (gateway.py); CSV or JSONL
     Mooncake                                timestamp (ms), input_length, output_length, hash_ids; JSONL. Blocks of 512
                                             tokens whose hashes came before, from the first on, are
                                             cached
@@ -21,7 +19,6 @@ import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +29,6 @@ import numpy.typing as npt
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.files import PROFILE_LIMIT_BYTES, decode_json, read_text
-from magicdec.perfmodel.rate import gateway
 from magicdec.specs import MAX_TOKENS, WorkloadSpec
 from magicdec.units import MILLI
 
@@ -44,9 +40,6 @@ MAX_ARRIVAL_S = 1e12
 MIN_RATE = 1e-6
 MAX_RATE = 1e6
 """Requests per second; more than that arrive at once."""
-MAX_SECONDS = 1e9
-FIRST_LINES = 20
-"""Lines of a log by which its columns are recognised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,91 +121,6 @@ class Turns:
 ALL_TURNS = Turns(mine=1, every=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """A rate of arrivals that changes over time, linear between points."""
-
-    times_s: Array
-    rates: Array
-
-    @classmethod
-    def of(cls, text: str) -> Schedule:
-        """From "2@0,8@600": 2 requests per second at first, 8 after ten minutes. Raises
-        ConfigError.
-        """
-        rates: list[float] = []
-        times: list[float] = []
-        try:
-            for point in text.split(","):
-                rate, _, at = point.partition("@")
-                rates.append(float(rate))
-                times.append(float(at))
-        except ValueError:
-            times = []
-        schedule = cls(times_s=np.array(times), rates=np.array(rates))
-        if not schedule._is_valid:
-            raise ConfigError(
-                "rate must be a number above 0, or rates at seconds that ascend from 0, like "
-                f"2@0,8@600, not '{text}'"
-            )
-        return schedule
-
-    @property
-    def _is_valid(self) -> bool:
-        times = self.times_s
-        if len(times) < 2 or times[0] != 0.0 or not times[-1] <= MAX_SECONDS:
-            return False
-        ascends = bool(np.all(np.diff(times) > 0.0))
-        in_range = bool(np.all((self.rates >= 0.0) & (self.rates <= MAX_RATE)))
-        return ascends and in_range and bool(np.any(self.rates > 0.0))
-
-    @property
-    def _arrived(self) -> Array:
-        """Arrivals up to each point, on average."""
-        spans = np.diff(self.times_s)
-        between = spans * (self.rates[1:] + self.rates[:-1]) / 2.0
-        return np.concatenate([[0.0], np.cumsum(between)])
-
-    @property
-    def mean(self) -> float:
-        return float(self._arrived[-1] / self.times_s[-1])
-
-    @property
-    def count(self) -> float:
-        """Requests in all, on average."""
-        return float(self._arrived[-1])
-
-    def at_rate(self, rate: float) -> Schedule:
-        """The schedule at another mean rate, over as long a time."""
-        return replace(self, rates=self.rates * (rate / self.mean))
-
-    def parts(self, count: int) -> list[Schedule]:
-        """`count` equal spans of time, each a schedule of its own."""
-        edges = np.linspace(0.0, self.times_s[-1], count + 1)
-        return [self._between(start, end) for start, end in pairwise(edges)]
-
-    def _between(self, start: float, end: float) -> Schedule:
-        inner = self.times_s[(self.times_s > start) & (self.times_s < end)]
-        times = np.concatenate([[start], inner, [end]])
-        rates = np.interp(times, self.times_s, self.rates)
-        return Schedule(times_s=times - start, rates=rates)
-
-    def paced(self, requests: Requests) -> Requests:
-        """Requests that arrive at a rate of 1, at the schedule's instead: those that come before
-        its end.
-        """
-        arrived = self._arrived
-        in_time = requests.part(requests.arrival_s < arrived[-1])
-        place = np.searchsorted(arrived, in_time.arrival_s, side="right") - 1
-        rest = in_time.arrival_s - arrived[place]
-        first = self.rates[place]
-        slopes = np.diff(self.rates) / np.diff(self.times_s)
-        # first · t + slope / 2 · t² = rest, solved for t without cancellation
-        root = np.sqrt(np.maximum(first**2 + 2.0 * slopes[place] * rest, 0.0))
-        passed = 2.0 * rest / np.maximum(first + root, 1e-12)
-        return replace(in_time, arrival_s=self.times_s[place] + passed)
-
-
 def alike(
     count: int, *, prompt_len: int, output_len: int, cached_len: int = 0
 ) -> Requests:
@@ -289,25 +197,6 @@ Reader = Callable[[dict[str, Any], set[Any]], RequestLine]
 """From the values of a line, and the prefixes that came before."""
 
 
-def log_columns(path: str | Path, columns: str | None = None) -> gateway.Columns | None:
-    """Where a gateway's log has each part of a request; None for a file of another format.
-
-    Raises ConfigError for columns that it does not have.
-    """
-    return _log_columns(_documents(Path(path)), columns)
-
-
-def _log_columns(
-    documents: list[tuple[str, dict[str, Any]]], columns: str | None
-) -> gateway.Columns | None:
-    first = _first(documents)
-    if columns is not None:
-        return gateway.given(columns, first)
-    if _format(documents[0][1]) is not None:
-        return None
-    return gateway.recognised(first)
-
-
 def _documents(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """The lines of a file, each with its place. Raises ConfigError for a file of none."""
     lines = read_text(
@@ -320,37 +209,6 @@ def _documents(path: Path) -> list[tuple[str, dict[str, Any]]]:
     if not documents:
         raise ConfigError(f"{path} holds no requests")
     return documents
-
-
-def _first(documents: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """The columns of the first lines, of which one may lack some."""
-    found: dict[str, Any] = {}
-    for _, values in documents[:FIRST_LINES]:
-        found = values | found
-    return found
-
-
-def _logged(
-    path: Path,
-    documents: list[tuple[str, dict[str, Any]]],
-    read: gateway.LogReader,
-) -> Requests:
-    """The requests of a gateway's log, by arrival."""
-    rows: list[RequestLine] = []
-    for where, values in documents:
-        try:
-            logged = read(values)
-            if logged is None:
-                continue
-            row = RequestLine(*logged)
-            row.check()
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
-        rows.append(row)
-    if not rows:
-        raise ConfigError(f"{path} holds no request with tokens ({read.columns})")
-    rows.sort(key=lambda row: row.arrival_s)
-    return _of_rows(rows)
 
 
 def _of_rows(rows: Sequence[RequestLine]) -> Requests:
@@ -367,15 +225,12 @@ def _of_rows(rows: Sequence[RequestLine]) -> Requests:
     )
 
 
-def read_requests(path: str | Path, columns: str | None = None) -> Requests:
-    """The requests of a file, whose format is recognised by its columns; `columns` names those of a
-    log. Raises ConfigError, naming the line.
+def read_requests(path: str | Path) -> Requests:
+    """The requests of a file, whose format is recognised by its columns. Raises ConfigError, naming
+    the line.
     """
     path = Path(path)
     documents = _documents(path)
-    of_log = _log_columns(documents, columns)
-    if of_log is not None:
-        return _logged(path, documents, gateway.LogReader(of_log))
     _, first = documents[0]
     read = _reader(first, path)
     seen = set[Any]()
@@ -421,27 +276,18 @@ def _json_rows(path: Path, lines: list[str]) -> Iterable[tuple[str, dict[str, An
                 raise ConfigError(f"{path}:{number}: {error}") from error
 
 
-def _format(first: dict[str, Any]) -> Reader | None:
-    """A function from a line to its request, by the first line's columns; None: another format."""
+def _reader(first: dict[str, Any], path: Path) -> Reader:
+    """The function from a line to its request, by the first line's columns."""
     if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= set(first):
         return _azure
     if {"timestamp", "input_length", "output_length"} <= set(first):
         return _mooncake
     if set(REQUEST_COLUMNS[:3]) <= set(first):
         return _own
-    return None
-
-
-def _reader(first: dict[str, Any], path: Path) -> Reader:
-    read = _format(first)
-    if read is not None:
-        return read
     raise ConfigError(
-        f"{path} has the columns {', '.join(first)}; requests are arrival, prompt, output and "
-        "cached (or prefix and shared), a trace of "
-        "Azure (TIMESTAMP, ContextTokens, GeneratedTokens) or Mooncake (timestamp, input_length, "
-        "output_length), or a log with created_at, prompt_tokens and completion_tokens; "
-        "--columns arrival=...,prompt=...,output=... names others"
+        f"{path} has the columns {', '.join(first)}; requests are arrival (seconds), prompt, output "
+        "and cached (or prefix and shared), or a trace of Azure (TIMESTAMP, ContextTokens, "
+        "GeneratedTokens) or Mooncake (timestamp, input_length, output_length)"
     )
 
 

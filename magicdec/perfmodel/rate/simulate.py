@@ -239,25 +239,6 @@ class SimulatedTimes:
         gaps = self.requests.output_len[self.skipped :] - 1
         return ((self.last_s - self.first_s)[self.skipped :][gaps > 0]) / gaps[gaps > 0]
 
-    def windows(self, count: int) -> list[SimulatedTimes]:
-        """The requests of equal spans of time, but of those in which none arrived."""
-        arrival = self.requests.arrival_s
-        place = np.minimum(
-            (arrival - arrival[0]) * (count / max(float(np.ptp(arrival)), 1e-12)),
-            count - 1,
-        ).astype(int)
-        parts = [place == each for each in np.unique(place)]
-        return [
-            replace(
-                self,
-                requests=self.requests.part(part),
-                first_s=self.first_s[part],
-                last_s=self.last_s[part],
-                skipped=0,
-            )
-            for part in parts
-        ]
-
     @property
     def preemptions(self) -> int:
         """Preemptions on all replicas."""

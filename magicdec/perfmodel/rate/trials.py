@@ -5,8 +5,7 @@ that a number of them keeps.
 limits half as long, in time that runs half as fast, so simulations stay at the predicted ones.
 
 Both searches start at the analytic answer and are bounded by it: a load of BEYOND times what
-Little's law gives is taken as too much without a simulation. The highest rate of a schedule is
-looked for in its busiest part first, a fraction of the work, and from there in all of it.
+Little's law gives is taken as too much without a simulation.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
-from magicdec.errors import ConfigError
 from magicdec.perfmodel.rate.layouts import ServedLayout
 from magicdec.perfmodel.rate.load import Load
 from magicdec.perfmodel.rate.simulate import (
@@ -65,7 +63,7 @@ class Trial:
     def _simulated(
         self, load: Load, rate: float, replicas: int, seed: int
     ) -> SimulatedTimes:
-        is_drawn = load.trace is None and load.schedule is None
+        is_drawn = load.trace is None
         requests = load.requests(rate, replicas, seed=seed)
         return simulate(
             self.server,
@@ -102,7 +100,7 @@ class Trial:
         """The fewest replicas that keep the limits, looked for near a number of them, by default the
         analytic one. None: the devices are too few."""
         most = self.most_replicas(most_devices)
-        needed = near or self.load.peak / max(self.layout.rate, 1e-9)
+        needed = near or self.load.rate / max(self.layout.rate, 1e-9)
         if most < 1 or needed > BEYOND * most:
             return None
 
@@ -120,7 +118,7 @@ class Trial:
         """
         rate = self.load.rate
         analytic = max(self.layout.rate * replicas / costs, 1e-9)
-        guess = _steps(analytic / self.load.peak)
+        guess = _steps(analytic / self.load.rate)
         if near:
             guess = _steps(near / rate) + 1
         if self.keeps(rate, replicas, costs=costs):
@@ -130,49 +128,16 @@ class Trial:
             low = min(_steps(LOWEST * analytic / rate), _steps(LOWEST))
             high = 0
         start = min(max(guess, low), high)
-        breaking = self._breaking_the_busiest(
-            replicas, costs=costs, start=start, low=low, high=high
-        )
 
         def fails(step: int) -> bool:
             return not self.keeps(rate * RATIO**step, replicas, costs=costs)
 
-        failing = least(
-            fails, start=start if breaking is None else breaking, low=low, high=high
-        )
+        failing = least(fails, start=start, low=low, high=high)
         if failing is None:
             return None
         if failing == low < 1:
             return 0.0
         return rate * RATIO ** (failing - 1)
-
-    def _breaking_the_busiest(
-        self,
-        replicas: int,
-        *,
-        costs: float,
-        start: int,
-        low: int,
-        high: int,
-    ) -> int | None:
-        """The first step of the rate at which a schedule's busiest part breaks the limits by
-        itself; None for another load, and where no step does.
-        """
-        busiest = self.load.busiest
-        if busiest is None:
-            return None
-
-        asked = busiest.with_limits_over(costs)
-
-        def fails(step: int) -> bool:
-            rate = busiest.rate * RATIO**step * costs
-            try:
-                outcome = self._simulated(busiest, rate, replicas, 0)
-            except ConfigError:  # chance draws no request there
-                return False
-            return not asked.kept_by(outcome)
-
-        return least(fails, start=start, low=low, high=high)
 
 
 def _steps(ratio: float) -> int:
