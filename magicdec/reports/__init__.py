@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         export,
         write_settings,
     )
-    from magicdec.reports.figures import FIGURES, draw, draw_by_device
+    from magicdec.reports.figures import FIGURES, draw
     from magicdec.reports.figures.chart import PAPER, png, raw_svg
     from magicdec.reports.headline import Headline, headline_of
     from magicdec.reports.report import (

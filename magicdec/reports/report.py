@@ -44,15 +44,9 @@ NOT_IN_PRINT = (
 )
 """Columns of tables of configurations that print has no room for."""
 SECTIONS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("traffic", "Under arrivals", ("traffic", "goodput", "timeline"), ()),
+    ("traffic", "Under arrivals", ("traffic",), ()),
     ("pays", "Where it pays", ("heatmap", "gamma", "budget", "pareto"), ("gamma",)),
     ("right", "Is the prediction right?", ("scatter",), ("errors",)),
-    (
-        "time",
-        "Where the time goes, and the memory",
-        ("phases", "limits", "roofline", "memory"),
-        (),
-    ),
     ("acceptance", "What is accepted", ("positions",), ()),
     ("numbers", "All numbers", (), ("results", "candidates")),
 )

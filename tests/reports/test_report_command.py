@@ -207,8 +207,8 @@ def test_mistakes_name_what_would_do(
 
 
 def test_a_figure_without_its_data_says_so(inputs: tuple[Path, Path]) -> None:
-    with pytest.raises(ConfigError, match="nothing to draw 'roofline' from"):
-        run("plot", "roofline", inputs[0])
+    with pytest.raises(ConfigError, match="nothing to draw 'traffic' from"):
+        run("plot", "traffic", inputs[0])
 
 
 def test_export_prints_or_writes(inputs: tuple[Path, Path], tmp_path: Path) -> None:

@@ -4,15 +4,14 @@ what users see as the rate of arrivals rises."""
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from itertools import groupby, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from magicdec.naming import METHODS, describe, device_name, draft_name, method_name
+from magicdec.naming import describe
 from magicdec.reports.data import ReportData, candidate_record
 from magicdec.reports.figures.chart import (
-    BLUE,
     GREY,
     GRID,
     INK,
@@ -26,24 +25,18 @@ from magicdec.reports.sentences import load_name, traffic_line
 from magicdec.reports.tables import BATCH, CONTEXT, GAMMA_COLUMN, SPEEDUP, Column
 from magicdec.reports.text import GAMMA, compact_tokens, percent, thousands
 from magicdec.schema import (
-    Candidate,
-    Plan,
     Record,
-    Traffic,
     TrafficLoad,
     Verdict,
     verdict_of,
 )
-from magicdec.units import MILLI, format_number
+from magicdec.units import MILLI, format_count, format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LOSS, NEUTRAL, GAIN = "#c9500b", "#f4f2ee", "#0069a9"
 CELL_INK, CELL_PAPER = "#15181b", "#fffffe"
-SMALL_WIDTH_IN = 3.6
-SMALL_SIZE = 6.5
-"""Width of one of several figures, and points of the text in its cells."""
 
 
 class GridCell(NamedTuple):
@@ -52,10 +45,6 @@ class GridCell(NamedTuple):
     speedup: float
     gamma: int
     verdict: Verdict
-    draft: str = ""
-    """Name of its draft, where the cells of a grid have several."""
-    short: str = ""
-    """A name of that draft that fits into a cell."""
 
 
 class Grid(NamedTuple):
@@ -104,120 +93,11 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
     )
 
 
-def best_drafts(data: ReportData) -> Chart | None:
-    """The draft and gamma that a plan of several batches and contexts chooses in each."""
-    grid = _chosen_grid(data)
-    if grid is None:
-        return None
-    chart = Chart("best", height=1.3 + 0.42 * len(grid.batches))
-    _draw_drafts(chart, grid, _reach(grid))
-    title = "No draft is expected to pay on this grid"
-    names = Counter(cell.draft for cell in grid.cells.values() if cell.gamma)
-    if names:
-        parts = [f"{name} in {number}" for name, number in names.most_common(3)]
-        title = f"Best draft: {', '.join(parts)} of {len(grid.cells)} settings"
-    return _told_drafts(chart, title)
-
-
-def best_drafts_by_device(plans: Sequence[Plan]) -> list[Chart]:
-    """Best drafts of one question on several devices: small figures of one scale of colours."""
-    grids = []
-    for plan in plans:
-        grid = _chosen_grid(ReportData.from_records([], plan))
-        if grid is not None:
-            grids.append((plan, grid))
-    reach = max((_reach(grid) for _, grid in grids), default=0.0)
-    charts = []
-    for plan, grid in grids:
-        chart = Chart(
-            f"best-{plan.hardware}",
-            height=1.0 + 0.36 * len(grid.batches),
-            width=SMALL_WIDTH_IN,
-        )
-        _draw_drafts(chart, grid, reach, size=SMALL_SIZE)
-        devices = f"{plan.best.num_gpus} x {device_name(plan.hardware)}"
-        charts.append(_told_drafts(chart, f"{devices}: {_most_often(grid)}"))
-    return charts
-
-
 def _reach(grid: Grid) -> float:
     """The logarithm of the speedup that has the deepest colour. A grid whose gains all lie within
     25 % stays pale."""
     deepest = max(abs(math.log(cell.speedup)) for cell in grid.cells.values())
     return max(deepest, math.log(1.25))
-
-
-def _draw_drafts(
-    chart: Chart,
-    grid: Grid,
-    reach: float,
-    size: float = 9.0,
-) -> None:
-    batches = grid.batches
-    contexts = grid.contexts
-    for (b, c), cell in grid.cells.items():
-        chart.rows.append(
-            (batches[b], contexts[c], cell.draft, cell.gamma, cell.speedup)
-        )
-        place = f"batch {batches[b]}, context {contexts[c]}"
-        _draw_cell(chart, (b, c), cell, reach, place, size=size)
-    _grid_axes(chart.axes[0], grid)
-
-
-def _told_drafts(chart: Chart, title: str) -> Chart:
-    return chart.told(
-        title=title,
-        caption="Predicted gain of the plan's choice over decoding without a draft at the same "
-        "batch, with its draft (a draft model by its size) and γ. ?: the 90 % interval reaches "
-        "below 1; empty: does not fit.",
-        table="Best draft by batch and context",
-        columns=[BATCH, CONTEXT, Column("draft", "Draft"), GAMMA_COLUMN, SPEEDUP],
-    )
-
-
-def _chosen_grid(data: ReportData) -> Grid | None:
-    """The choices of a plan for several batches and several contexts on one device."""
-    if data.plan is None:
-        return None
-    cases = [case for case in data.plan.cases if case.hardware == data.plan.hardware]
-    contexts = sorted({case.context_len for case in cases})
-    rows = [row for case in cases for row in case.best_by_batch if row.fits]
-    batches = sorted({row.batch_size for row in rows})
-    if len(contexts) < 2 or len(batches) < 2:
-        return None
-    cells = {}
-    for row in rows:
-        place = (batches.index(row.batch_size), contexts.index(row.context_len))
-        gain = row.gain
-        verdict = verdict_of(speedup_low=gain.low, speedup_high=gain.high)
-        name = draft_name(row.draft, row.draft_method, row.draft_budget)
-        cells[place] = GridCell(
-            gain.speedup, row.gamma, verdict, name, _short_name(row)
-        )
-    return Grid(batches, contexts, cells, "Predicted")
-
-
-def _short_name(row: Candidate) -> str:
-    """A draft in a cell: its method, or the size at the end of a draft model's name."""
-    if row.draft not in ("self", row.draft_method):
-        return row.draft.rpartition("-")[2]
-    method = METHODS.get(row.draft_method)
-    if method is not None and method.short:
-        return method.short
-    return method_name(row.draft_method)
-
-
-def _most_often(grid: Grid) -> str:
-    """The draft that is best most often, with its largest gain."""
-    names = [cell.draft for cell in grid.cells.values() if cell.gamma]
-    if not names:
-        return "no draft is expected to pay"
-    ((name, _),) = Counter(names).most_common(1)
-    gains = []
-    for cell in grid.cells.values():
-        if cell.draft == name:
-            gains.append(cell.speedup)
-    return f"mostly {name}, up to {max(gains):.2f}×"
 
 
 def _grid_axes(axes: Axes, grid: Grid) -> None:
@@ -309,8 +189,6 @@ def _draw_cell(
     cell: GridCell,
     reach: float,
     place: str,
-    *,
-    size: float = 9.0,
 ) -> None:
     from matplotlib.colors import LinearSegmentedColormap, to_hex
     from matplotlib.patches import Rectangle
@@ -332,11 +210,9 @@ def _draw_cell(
     setting = "leave speculation off"
     if cell.gamma:
         setting = f"γ = {cell.gamma}, {cell.verdict}"
-        if cell.draft:
-            setting = f"{cell.draft}, {setting}"
     speedup = f"{cell.speedup:.2f}×"
     chart.tip(patch, f"{place}: {speedup}, {setting}")
-    middle: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size}
+    middle: dict[str, Any] = {"ha": "center", "va": "center"}
     if not cell.gamma:
         patch.set_facecolor(GRID)
         axes.text(c, b, "off", color=MUTED, **middle)
@@ -351,8 +227,6 @@ def _draw_cell(
     if cell.verdict == "unclear":
         doubt = " ?"
     gamma = f"γ {cell.gamma}{doubt}"
-    if cell.draft:
-        gamma = f"{cell.short} {cell.gamma}{doubt}"
     axes.text(c, b + 0.1, speedup, color=ink, **middle)
     axes.text(c, b - 0.24, gamma, color=ink, **middle)
 
@@ -592,53 +466,33 @@ def _pareto_title(
 # Under arrivals
 # --------------------------------------------------------------------------------------------------
 
-RATE = Column("rate_per_s", "Requests/s", "number")
-NAME = Column("draft", "Draft")
 ARRIVALS = "arrivals (requests per second)"
 PERCENTILES = tuple(product(("ttft", "tpot"), ("p50", "p95", "p99")))
 
 
-def _traffic(data: ReportData) -> Traffic | None:
-    if data.plan is None:
-        return None
-    return data.plan.traffic
-
-
-def _series(traffic: Traffic) -> list[tuple[str, list[TrafficLoad]]]:
-    return [
-        (name, list(loads)) for name, loads in groupby(traffic.curves, key=load_name)
-    ]
-
-
-def _devices(traffic: Traffic) -> str:
-    number = traffic.best.num_gpus
-    if number == 1:
-        return "1 device"
-    return f"{number} devices"
-
-
 def latency_by_rate(data: ReportData) -> Chart | None:
     """95th percentiles of TTFT and TPOT over rates of arrivals, with and without speculation."""
-    traffic = _traffic(data)
-    if data.plan is None or traffic is None:
+    if data.plan is None or data.plan.traffic is None:
         return None
+    traffic = data.plan.traffic
     chart = Chart("traffic", height=4.6, rows=2, sharex=True)
     policies = ("off", traffic.best.policy, "by batch")
     series = []
-    for name, loads in _series(traffic):
-        if loads[0].policy in policies:
-            series.append((name, loads))
+    for name, loads in groupby(traffic.curves, key=load_name):
+        curve = list(loads)
+        if curve[0].policy in policies:
+            series.append((name, curve))
     request = data.plan.request
     upper, lower = chart.axes
     _percentile_panel(chart, upper, "ttft", series, request.ttft_p95_s)
     _percentile_panel(chart, lower, "tpot", series, request.tpot_p95_s)
-    for name, loads in series:
-        for load in loads:
+    for name, curve in series:
+        for load in curve:
             chart.rows.append((load.rate_per_s, name, *_percentiles(load)))
     lower.set(xlabel=ARRIVALS)
     upper.legend(loc="best")
     answer = traffic_line(traffic)
-    columns = [RATE, NAME]
+    columns = [Column("rate_per_s", "Requests/s", "number"), Column("draft", "Draft")]
     for latency, which in PERCENTILES:
         columns.append(
             Column(
@@ -648,24 +502,16 @@ def latency_by_rate(data: ReportData) -> Chart | None:
             )
         )
     limits = ""
-    if _has_limits(data):
+    if request.ttft_p95_s is not None or request.tpot_p95_s is not None:
         limits = "Dashed: the limits. "
+    devices = format_count(traffic.best.num_gpus, "device")
     return chart.told(
         title=answer[0].upper() + answer[1:],
         caption="95th percentiles of the time to the first token and between tokens on "
-        f"{_devices(traffic)}, simulated. {limits}A line ends where the queue would grow without "
-        "bound.",
+        f"{devices}, simulated. {limits}A line ends where the queue would grow without bound.",
         table="Latency by rate of arrivals",
         columns=columns,
     )
-
-
-def _has_limits(data: ReportData) -> bool:
-    """Whether a 95th percentile is limited."""
-    if data.plan is None:
-        return False
-    request = data.plan.request
-    return request.ttft_p95_s is not None or request.tpot_p95_s is not None
 
 
 def _percentiles(load: TrafficLoad) -> list[float | None]:
@@ -684,146 +530,25 @@ def _percentile_panel(
     series: Sequence[tuple[str, Sequence[TrafficLoad]]],
     limit: float | None,
 ) -> None:
-    """The 95th percentile of one latency over rates, and its limit."""
+    """The 95th percentile of one latency over rates, a line for each series, and its limit."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    for i, (name, loads) in enumerate(series):
+    for (name, loads), hue, marker in zip(series, SERIES, MARKERS, strict=False):
         steady = [load for load in loads if not load.overloaded]
+        colour = GREY if loads[0].policy == "off" else hue
+        rates = [load.rate_per_s for load in steady]
         values = [getattr(load, latency).p95 / MILLI for load in steady]
-        _over_rates(chart, axes, (i, name, steady), values, "{:.3g} ms".format)
+        chart.part(name, *axes.plot(rates, values, color=colour, lw=1.2, alpha=0.7))
+        look: dict[str, Any] = {"ls": "", "marker": marker, "ms": 4.5, "color": colour}
+        label: str | None = name
+        for rate, value in zip(rates, values, strict=True):
+            (mark,) = axes.plot([rate], [value], label=label, **look)
+            tip = f"{name}, {format_number(rate)} requests/s: {value:.3g} ms"
+            chart.tip(mark, tip, name)
+            label = None
     if limit is not None:
         axes.axhline(limit / MILLI, color=RED, lw=1, ls="--")
     axes.set(ylabel=f"{latency.upper()} p95 (ms)", yscale="log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(lambda value, _: thousands(value))
     axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _over_rates(
-    chart: Chart,
-    axes: Axes,
-    line: tuple[int, str, Sequence[TrafficLoad]],
-    values: Sequence[float],
-    text: Callable[[float], str],
-) -> None:
-    """Draws one series: its place in the order, its name, and the loads that `values` belong to."""
-    place, name, loads = line
-    colour = SERIES[place % len(SERIES)]
-    if loads and loads[0].policy == "off":
-        colour = GREY
-    rates = [load.rate_per_s for load in loads]
-    chart.part(name, *axes.plot(rates, values, color=colour, lw=1.2, alpha=0.7))
-    marker = MARKERS[place % len(MARKERS)]
-    look: dict[str, Any] = {"ls": "", "marker": marker, "ms": 4.5, "color": colour}
-    label: str | None = name
-    for rate, value in zip(rates, values, strict=True):
-        (mark,) = axes.plot([rate], [value], label=label, **look)
-        at = f"{format_number(rate)} requests/s"
-        chart.tip(mark, f"{name}, {at}: {text(value)}", name)
-        label = None
-
-
-def goodput_by_policy(data: ReportData) -> Chart | None:
-    """Requests per second that keep the limits, over rates, for each policy of gamma."""
-    traffic = _traffic(data)
-    if traffic is None:
-        return None
-    chart = Chart("goodput")
-    (axes,) = chart.axes
-    for i, (name, loads) in enumerate(_series(traffic)):
-        goodputs = [load.goodput_per_s for load in loads]
-        text = "{:.3g} kept per s".format
-        _over_rates(chart, axes, (i, name, loads), goodputs, text)
-        for load in loads:
-            overloaded = "no"
-            if load.overloaded:
-                overloaded = "yes"
-            chart.rows.append((load.rate_per_s, name, load.goodput_per_s, overloaded))
-    highest = max(load.rate_per_s for load in traffic.curves)
-    axes.plot(
-        [0, highest],
-        [0, highest],
-        color=GREY,
-        lw=0.8,
-        ls=":",
-    )
-    has_limits = _has_limits(data)
-    label = "kept within limits (per second)" if has_limits else "served (per second)"
-    axes.set(xlabel=ARRIVALS, ylabel=label)
-    axes.legend(loc="best")
-    best = max(traffic.curves, key=lambda load: load.goodput_per_s)
-    rate = format_number(best.goodput_per_s)
-    devices = _devices(traffic)
-    title = f"At most {rate} requests/s are served on {devices}: {load_name(best)}"
-    kept = "are served"
-    if has_limits:
-        title = (
-            f"At most {rate} requests/s keep the limits on {devices}: {load_name(best)}"
-        )
-        kept = "keep the limits"
-    return chart.told(
-        title=title,
-        caption=f"Requests per second that {kept} on {devices}, simulated; dotted: all that "
-        "arrive. A policy is one gamma, or the plan's table of gammas by batch, or by batch and "
-        "context.",
-        table="Goodput by policy",
-        columns=[
-            RATE,
-            NAME,
-            Column("goodput_per_s", "Kept/s", "number"),
-            Column("overloaded", "Overloaded"),
-        ],
-    )
-
-
-def timeline(data: ReportData) -> Chart | None:
-    """A replica's batch, queue and use of its cache over time."""
-    traffic = _traffic(data)
-    if traffic is None or not traffic.timeline:
-        return None
-    moments = traffic.timeline
-    best = traffic.best
-    chart = Chart("timeline", height=3.6, rows=2, sharex=True)
-    upper, lower = chart.axes
-    times = [moment.time_s for moment in moments]
-    shares = [100.0 * moment.kv_share for moment in moments]
-    look: dict[str, Any] = {"where": "post", "lw": 1}
-    upper.step(
-        times,
-        [moment.batch for moment in moments],
-        color=BLUE,
-        label="batch",
-        **look,
-    )
-    upper.step(
-        times,
-        [moment.waiting for moment in moments],
-        color=RED,
-        label="waiting",
-        **look,
-    )
-    lower.step(times, shares, color=BLUE, **look)
-    upper.set(ylabel="requests")
-    lower.set(ylabel="cache in use (%)", xlabel="time (s)")
-    upper.legend(loc="best")
-    for moment in moments:
-        counts = (round(moment.batch), round(moment.waiting))
-        chart.rows.append((moment.time_s, *counts, moment.kv_share))
-    peak = max(moment.batch for moment in moments)
-    draft = "no draft"
-    if best.is_speculative:
-        draft = draft_name(best.draft, best.draft_method)
-    rate = format_number(traffic.rate_per_s)
-    return chart.told(
-        title=f"A replica's batch reaches {peak:g} at {rate} requests/s",
-        caption=f"One replica of {best.num_replicas} over time, {draft}: requests that decode or "
-        "are "
-        "prefilled, those that wait for a slot or for room, and the share of the cache in use.",
-        table="A replica over time",
-        columns=[
-            Column("time_s", "Time", "seconds"),
-            Column("batch", "Batch", "integer"),
-            Column("waiting", "Waiting", "integer"),
-            Column("kv_share", "Cache", "percent"),
-        ],
-    )
