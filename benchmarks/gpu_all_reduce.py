@@ -4,7 +4,7 @@
 
 Each time is that of one of a captured graph's all-reduces of bf16, the median over rounds (without a GPU, of calls;
 gloo's then). The last line of stdout is one JSON object with a row per message size. The CSV file has the columns that
-`magicdec validate kernels` and scripts/fit_hardware_profiles.py read.
+`python -m evidence kernels` and evidence/fits/hardware_profiles.py read.
 """
 
 from __future__ import annotations

@@ -14,11 +14,13 @@ from typing import Annotated, Any
 
 import msgspec
 
+from evidence.pairs import predict_pairs
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.files import converted, read_toml
 from magicdec.naming import draft_name, method_name
 from magicdec.schema import Candidate, Gain, Plan
-from magicdec.validate import PairRow, predict_pairs, published, read_rows
+from magicdec.validate.pairs import PairRow
+from magicdec.validate.rows import published, read_rows
 
 SHIPPED = Path(__file__).parent / "atlas.toml"
 OWN_OPTIONS = ("model", "hardware", "engine", "price")

@@ -50,7 +50,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "traffic": (
-        ("magicdec/perfmodel/rate/*.py", "magicdec/validate/traffic.py"),
+        ("magicdec/perfmodel/rate/*.py", "evidence/traffic.py"),
         ("tests/perfmodel/test_tra*.py", "tests/perfmodel/test_ca*.py", "tests/perfmodel/test_load*.py",
          "tests/perfmodel/test_g*way.py", "tests/perfmodel/test_pref*.py", "tests/validate/test_traffic_rows.py"),
     ),

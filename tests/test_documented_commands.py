@@ -51,23 +51,24 @@ EXAMPLE_KEY = "3f2a"
 """Stands for the key of a record of the reader's."""
 QUESTIONS = "docs/questions.md"
 """Each of its commands is answered, and the answer read, in test_questions.py."""
-PREPARED = (
-    "validate kernels",
-    "validate lanes",
-    "validate serving",
-    "validate traffic",
-)
-"""Given tables that do not ship: tests/validate runs them on excerpts."""
 MAY_FAIL = ("validate", "check")
 """Exit with 1 where a threshold is missed, which on a busy machine a small grid may, or with --strict."""
 NEEDS = (
-    "localhost", "--engine vllm", "calibrate --results", "acceptance windows.csv", "acceptance rates.csv",
+    "localhost", "--engine vllm", "calibrate --results",
     "path/to/head", "path/to/deepseek-v3-like",
 )  # fmt: skip
 """A command that names one of these needs a running server, vLLM, results of a load generator (tests/live,
-plugins/vllm/tests), a table of the reader's (tests/validate), or a checkpoint that does not ship (tests/runtime)."""
+plugins/vllm/tests), or a checkpoint that does not ship (tests/runtime)."""
 
-LONG = ("validate acceptance", "validate published")
+LONG = (
+    "validate published",
+    "evidence acceptance",
+    "evidence kernels",
+    "evidence lanes",
+    "evidence pairs",
+    "evidence serving",
+    "evidence traffic",
+)
 """Kinds that fit and predict for many seconds; searches over layouts and batches (--gpus) and a PDF are as long. By
 default the options of such commands are looked up, and in the slow tests each runs once."""
 
@@ -111,9 +112,13 @@ def commands(text: str) -> list[str]:
 
 
 def words_of(command: str) -> list[str]:
-    """The words behind the program's name; "evidence" is the first of that program's."""
+    """The words behind the program's name, with the files of a pattern; "evidence" is the first of that
+    program's."""
     if command.startswith(EVIDENCE):
-        return ["evidence", *shlex.split(command)[3:]]
+        words = ["evidence"]
+        for word in shlex.split(command)[3:]:
+            words += sorted(map(str, Path().glob(word))) if "*" in word else [word]
+        return words
     return shlex.split(command)[1:]
 
 
@@ -169,9 +174,7 @@ def prepare(directory: Path) -> None:
     (directory / "results").symlink_to(ROOT / "results")
     (directory / "docs").symlink_to(ROOT / "docs")
     (directory / "magicdec").symlink_to(ROOT / "magicdec")
-    (directory / "tests" / "data").mkdir(parents=True)
-    tables = Path("tests", "data", "speculation")
-    (directory / tables).symlink_to(ROOT / tables)
+    (directory / "evidence").symlink_to(ROOT / "evidence")
     for name in (
         "results.jsonl",
         "predicted.jsonl",
@@ -231,7 +234,7 @@ def is_long(command: str) -> bool:
 def is_left_out(command: str) -> bool:
     return (
         measures(command)
-        or kind(command) in (*ELSEWHERE, *PREPARED)
+        or kind(command) in ELSEWHERE
         or any(need in command for need in NEEDS)
     )
 

@@ -16,9 +16,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from magicdec.perfmodel.kernels.profile import read_table
 from magicdec.schema.record import read_records
 from magicdec.specs.catalog import load_model_spec
-from magicdec.validate.kernels import read_table
 from tests.processes import still_alive_after
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -238,7 +238,7 @@ def runner() -> CliRunner:
 
 def test_the_trust_section_is_the_first_five_lines_of_the_accuracy_page() -> None:
     """And these follow from the aggregates that ship."""
-    from scripts.accuracy_page import summary
+    from evidence.accuracy_page import summary
 
     page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())

@@ -28,7 +28,7 @@ from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
     from magicdec.schema import Comparison
-    from magicdec.validate import AcceptanceValidation, DemoResult, Thresholds
+    from magicdec.validate import DemoResult, Thresholds
 
 app = typer.Typer(
     help="Compare predictions with measurements.",
@@ -36,92 +36,36 @@ app = typer.Typer(
     cls=CommandGroup,
 )
 
-Files = Annotated[list[Path], typer.Argument(help="CSV files (.csv or .csv.gz).")]
 DEMO_EPILOG = options.examples("demo", "demo --quick -o elsewhere")
 WHOLE, QUICK = "about 4 minutes on two idle cores", "about 90 s on two idle cores"
 OptionalFiles = Annotated[
     list[Path] | None, typer.Argument(help="CSV files; default: the shipped tables.")
 ]
-LeaveOut = Annotated[
-    str,
-    option(
-        "Judge one source's rows, by intervals whose widths come from the others.",
-        metavar="SOURCE",
-    ),
-]
 Clock = Annotated[Literal["wall", "cpu"] | None, option(options.CLOCK_HELP)]
 
 
 @app.command(
-    "kernels", epilog=options.examples("validate kernels gemm.csv attention.csv.gz")
-)
-def kernels_command(
-    files: Files, output_format: options.Format = OutputFormat.TABLE
-) -> None:
-    """Predicted kernels against measured ones.
-
-    Error of the shipped hardware profiles on tables of GEMM, attention and all-reduce.
-    """
-    from magicdec.validate import validate_kernels
-
-    _print_groups(validate_kernels(files), output_format)
-
-
-@app.command(
-    "serving", epilog=options.examples("validate serving server_tpot.csv --format json")
-)
-def serving_command(
-    files: Files,
-    left_out: Annotated[
-        bool,
-        option(
-            "Errors also with the row's device, tp or model left out of the fit.",
-            "--left-out",
-        ),
-    ] = False,
-    leave_out: LeaveOut = "",
-    output_format: options.Format = OutputFormat.TABLE,
-) -> None:
-    """Predicted servers against measured ones.
-
-    Tables of vLLM, SGLang and TensorRT-LLM under load.
-    """
-    from magicdec.validate import validate_serving
-
-    document = validate_serving(files, left_out=left_out, leave_out=leave_out)
-    _print_groups(document, output_format)
-
-
-@app.command(
     "pairs",
-    epilog=options.examples(
-        "validate pairs", "validate pairs --acceptance shipped --format json"
-    ),
+    epilog=options.examples("validate pairs", "validate pairs MY.csv --format json"),
 )
 def pairs_command(
     files: OptionalFiles = None,
-    acceptance: Annotated[
-        Literal["measured", "shipped"],
-        option(
-            "Tokens per step as each row measured them, or by the acceptance that ships."
-        ),
-    ] = "measured",
-    leave_out: LeaveOut = "",
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
     """Predicted speedups against measured pairs of servers.
 
-    With and without speculation: errors of the whole request's speedup and of the time between
-    tokens, and what the plan's gamma would lose.
+    With and without speculation, tokens per step as each row measured them: errors of the whole
+    request's speedup and of the time between tokens, and what the plan's gamma would lose.
     """
     from magicdec.validate import published, validate_pairs
 
-    document = validate_pairs(
-        files or published("speculation_pairs.csv"),
-        acceptance=acceptance,
-        leave_out=leave_out,
-    )
-    _print_groups(document, output_format)
+    document = validate_pairs(files or published("speculation_pairs.csv"))
+    print_groups(document, output_format)
+    print_choice(document, output_format)
+
+
+def print_choice(document: dict[str, Any], output_format: OutputFormat) -> None:
+    """Prints how much each policy for gamma loses, where loads were measured at several."""
     if output_format is OutputFormat.TABLE and document["choice"]["cells"]:
         choice = document["choice"]
         losses = []
@@ -131,52 +75,6 @@ def pairs_command(
         console().print(
             f"lost to the best gamma, mean of {choice['cells']} loads: {', '.join(losses)}"
         )
-
-
-@app.command(
-    "lanes",
-    epilog=options.examples(
-        "validate lanes pairs.csv server_tpot.csv",
-        "validate lanes pairs.csv -o magicdec/specs/data/lanes.csv",
-    ),
-)
-def lanes_command(
-    files: Files,
-    output: Annotated[
-        Path | None,
-        option("The table of aggregates that the package ships.", "--output", "-o"),
-    ] = None,
-    output_format: options.Format = OutputFormat.TABLE,
-) -> None:
-    """How far predictions of each kind of server are off.
-
-    By engine and version, sort of draft, kind of model, and whether the device's kernels were timed.
-    Tables of pairs (`validate pairs`) and of servers (`validate serving`).
-    """
-    from magicdec.validate import validate_lanes
-
-    _print_groups(validate_lanes(files, output=output), output_format)
-
-
-@app.command(
-    "traffic",
-    epilog=options.examples("validate traffic open_loop.csv closed_loop_slo.csv"),
-)
-def traffic_command(
-    files: Files,
-    output_format: options.Format = OutputFormat.TABLE,
-    quiet: options.Quiet = False,
-) -> None:
-    """The simulation of servers under arrivals against measured ones.
-
-    Errors of TTFT, TPOT and whole requests by percentile, of throughput, and of the largest load
-    within limits.
-    """
-    from magicdec.validate import validate_traffic
-
-    with shown_progress(quiet) as progress:
-        document = validate_traffic(files, progress)
-    _print_groups(document, output_format)
 
 
 @app.command(
@@ -196,97 +94,9 @@ def published_command(
     """Predictions against published speedups and latencies."""
     from magicdec.validate import validate_published
 
-    _print_groups(
+    print_groups(
         validate_published(files or None, fit_acceptance=fit_acceptance), output_format
     )
-
-
-@app.command(
-    "acceptance",
-    epilog=options.examples(
-        "validate acceptance", "validate acceptance rates.csv --leave-out model"
-    ),
-)
-def acceptance_command(
-    files: OptionalFiles = None,
-    leave_out: Annotated[
-        Literal[
-            "model", "source", "checkpoint", "checkpoint-task", "long-context", "text"
-        ]
-        | None,
-        option(
-            "Predict each group of rows from all others; long-context: what is beyond 2k of a "
-            "checkpoint whose shorter ones are given; text: each as a user's own, from other texts "
-            "and sources.",
-            "--leave-out",
-        ),
-    ] = None,
-    output_format: options.Format = OutputFormat.TABLE,
-    quiet: options.Quiet = False,
-) -> None:
-    """Acceptance as plans take it against published acceptance.
-
-    Tables with mean_acceptance_length are predicted by the belief: error of tokens per step,
-    coverage and width by kind, task, context and temperature, and how often its probabilities come
-    true. Tables with budgets test the law by position: fitted to short drafts (gamma <= 8), it
-    predicts the tokens per step of long ones.
-    """
-    from magicdec.validate import holds_rates, validate_acceptance, validate_beliefs
-
-    of_beliefs = []
-    of_law = []
-    for path in files or ():
-        if holds_rates(path):
-            of_beliefs.append(path)
-        else:
-            of_law.append(path)
-    if not of_beliefs and leave_out is None:
-        _print_groups(validate_acceptance(files or None), output_format)
-        return
-    require(
-        not of_law, f"{', '.join(map(str, of_law))}: no column mean_acceptance_length"
-    )
-    with shown_progress(quiet) as show:
-        validation = validate_beliefs(
-            of_beliefs, leave_out=leave_out or "", progress=show
-        )
-    print_as(
-        output_format,
-        to_builtins(validation),
-        to_builtins([validation.overall, *validation.groups]),
-        lambda: _print_beliefs(validation),
-    )
-
-
-def _print_beliefs(validation: AcceptanceValidation) -> None:
-    from magicdec.reports import text_table
-    from magicdec.validate import summary_line
-
-    left_out = "not in the shipped table"
-    if validation.leave_out:
-        left_out = f"left out by {validation.leave_out}"
-    print(summary_line(left_out, validation))
-    columns = ("by", "group", "rows", "median", "mean", "coverage", "high/low")
-    rows = []
-    for group in validation.groups:
-        row = (
-            group.by,
-            group.group,
-            str(group.rows),
-            f"{group.median_error:.1%}",
-            f"{group.mean_error:.1%}",
-            f"{group.coverage:.1%}",
-            f"{group.width:.2f}",
-        )
-        rows.append(row)
-    console().print(text_table(columns, rows))
-    print('"more than c tokens per step", c of 1.3 to 3: said, came true, claims')
-    claims = []
-    for decile in validation.deciles:
-        claims.append(
-            (f"{decile.said:.0%}", f"{decile.came_true:.0%}", str(decile.claims))
-        )
-    console().print(text_table(("said", "came true", "claims"), claims))
 
 
 @app.command(
@@ -411,8 +221,9 @@ def _print_comparison(
     print_as(output_format, document, document["rows"], table)
 
 
-def _print_groups(document: dict[str, Any], output_format: OutputFormat) -> None:
-    from magicdec.reports import print_groups
+def print_groups(document: dict[str, Any], output_format: OutputFormat) -> None:
+    """Errors by group, with what was assumed and which rows were skipped."""
+    from magicdec.reports import print_groups as print_figures
     from magicdec.validate import by_cause
 
     if output_format is OutputFormat.TABLE:
@@ -424,7 +235,7 @@ def _print_groups(document: dict[str, Any], output_format: OutputFormat) -> None
         output_format,
         document,
         document["groups"],
-        lambda: print_groups(document["groups"], console()),
+        lambda: print_figures(document["groups"], console()),
     )
 
 

@@ -2,7 +2,7 @@
 were.
 
 A lane is an engine and a range of its versions, a sort of draft, a kind of model, and whether the
-device's own kernels were timed. `magicdec validate lanes` compares predictions with tables of measured
+device's own kernels were timed. `python -m evidence lanes` compares predictions with tables of measured
 servers and writes what ships here: aggregates only. The width of a lane is the error of a speedup that
 is left when its kernels' errors are taken out. A lane with fewer than `LEAST_SOURCES` sources takes the
 width of the next wider one that has as many, where its own rows do not need more.

@@ -33,7 +33,7 @@ RANK = 0.2
 is not it."""
 EQUAL_ROWS_ERROR = 0.09
 """Relative error (one standard deviation) of the tokens with each of four models left out of the fit:
-60 trees of EAGLE-3 in SGLang (SpecForge's SpecBundle, December 2025; scripts/fit_trees.py)."""
+60 trees of EAGLE-3 in SGLang (SpecForge's SpecBundle, December 2025; evidence/fits/trees.py)."""
 MORE_ROWS_ERROR = 0.2
 """That of trees of more tokens than passes, of which none was in the fit. Four of one server (3 × 8,
 4 × 12, 4 × 16, 8 × 60 rows) lie within 2 % of what its 3 × 4 tree leads to."""

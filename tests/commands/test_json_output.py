@@ -30,7 +30,6 @@ ARGUMENTS = {
     "models": [""],
     "hardware": ["", "h100"],
     "engines": ["", "vllm"],
-    "validate kernels": [str(DATA / "kernels" / "window_attention.csv.gz")],
     "validate pairs": ["lookups.csv"],
     "validate records": [str(RECORDS)],
     "records ls": [str(RECORDS)],
@@ -40,11 +39,7 @@ ELSEWHERE = {
     "plot": "figures; its formats are others",
     "observe": "a server (tests/live/test_observation.py)",
     "validate grid": "runs this machine's grid",
-    "validate serving": "minutes over its shipped tables (tests/validate/test_serving.py)",
-    "validate lanes": "writes a table of all shipped rows",
-    "validate traffic": "simulates its tables (tests/validate/test_traffic_rows.py)",
     "validate published": "all shipped speedups (tests/validate/test_published_speedups.py)",
-    "validate acceptance": "leaves out each source in turn",
 }
 
 

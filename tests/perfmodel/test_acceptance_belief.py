@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from evidence.beliefs import TASK_GROUPS, validate_beliefs
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import (
     AcceptanceProfile,
@@ -27,7 +28,6 @@ from magicdec.perfmodel.acceptance.assumed import (
 from magicdec.perfmodel.acceptance.belief import Evidence, Point
 from magicdec.perfmodel.acceptance.published import Situation, distinct, read_rates
 from magicdec.perfmodel.planner import PlanRequest, make_plan
-from magicdec.validate.acceptance import TASK_GROUPS, validate_beliefs
 
 HEAD = Question("llama-3.1-8b", "eagle3", 8.0, task="chat", temperature=0.0)
 

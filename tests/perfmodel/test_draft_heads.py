@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evidence import DATA
+from evidence.serving import ServingRow, predict_rows
 from magicdec import api
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.plan.request import PlanRequest
@@ -26,9 +28,8 @@ from magicdec.specs.speculation import (
     load_head,
 )
 from magicdec.validate.rows import NEWEST, read_rows
-from magicdec.validate.serving import ServingRow, predict_rows
 
-CHAINS = Path(__file__).parents[1] / "data" / "serving" / "speculative_chains.csv"
+CHAINS = DATA / "servers" / "speculative_chains.csv"
 LLAMA = load_model_spec("llama-3.1-8b")
 
 

@@ -8,7 +8,7 @@ A row with E tokens per step at gamma is read as the constant rate ρ with E = (
 To first order logit ρ = z + s · h, where h is the mean of (ln i - H) over positions, weighted by what
 each adds to E. So rows are linear in β and u, and with normal priors a belief is a normal variable.
 
-Levels that many drafts share are fitted once (scripts/fit/acceptance_belief.py) and shipped as a
+Levels that many drafts share are fitted once (evidence/fits/acceptance_belief.py) and shipped as a
 mean and a covariance. Levels of one model, checkpoint, source and run are conditioned on when a
 draft is asked for, from the rows of that checkpoint: given the shared levels, checkpoints are
 independent. Rows and checkpoints far from the rest count less (weights of Student's t).
@@ -288,7 +288,7 @@ WIDTH_OF_GROUP = {
     "self": 1.2,
 }
 """Factors on a belief's width, by which its intervals hold as much as they say of models that the
-deviations were not fitted on (scripts/fit/acceptance_belief.py --folds 5: without them 81 % of
+deviations were not fitted on (evidence/fits/acceptance_belief.py --folds 5: without them 81 % of
 EAGLE-3's and 98 % of block drafts' rows; with 1.1 still 83 % of EAGLE-3's and 80 % of prediction
 modules')."""
 WIDTH_OF_UNNAMED = 0.8
