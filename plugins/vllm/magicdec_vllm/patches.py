@@ -1,4 +1,5 @@
-"""Every name of the engine that is patched, and what upstream would make each patch unnecessary.
+"""Every name of the engine that is patched. The plugin's README.md says why each is, and what
+would make it unnecessary.
 
 vLLM's interface for drafts from outside (`method: custom_class`, pull request 39487) lacks two
 things that are needed by a draft which runs the target itself over the target's cache. Each patch
@@ -8,7 +9,6 @@ leaves alone every engine that does not ask for this draft.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any
@@ -23,108 +23,6 @@ from magicdec_vllm.pages import memory_of_cache
 
 SPECULATOR_CLASS = "magicdec_vllm.speculator.SparseSpeculator"
 """The class that drafts in the V2 model runner, where DRAFT_CLASS stands for it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Patch:
-    """One patched name: why, and the change of vLLM that would make it unnecessary."""
-
-    name: str
-    reason: str
-    unnecessary_when: str
-
-
-PATCHES = (
-    Patch(
-        name="vllm.config.VllmConfig.num_lookahead_tokens",
-        reason="the scheduler must reserve slots for the keys and values of the drafts themselves",
-        unnecessary_when="a custom class can say how many slots ahead it writes (pull request "
-        "39487 fixes them at 0)",
-    ),
-    Patch(
-        name="vllm.v1.worker.gpu_model_runner.GPUModelRunner.propose_draft_token_ids",
-        reason="a custom class is given neither block tables nor the model, and cannot give back "
-        "its distributions",
-        unnecessary_when="propose() of a custom class gets the arguments of the built-in ones, and "
-        "take_last_draft_probs() is asked of it too",
-    ),
-    Patch(
-        name="vllm.config.VllmConfig._get_v2_model_runner_unsupported_features",
-        reason="the V2 runner takes no custom class, so that the engine falls back to V1, which it "
-        "calls deprecated",
-        unnecessary_when="the V2 runner builds custom classes, with the arguments of "
-        "init_speculator()",
-    ),
-    Patch(
-        name="vllm.v1.worker.gpu.spec_decode.init_speculator",
-        reason="builds this draft for the V2 runner (speculator.py)",
-        unnecessary_when="as above",
-    ),
-    Patch(
-        name="vllm.config.VllmConfig.__post_init__",
-        reason="asynchronous scheduling is switched off, or refused, for custom classes, and "
-        "whole-step graphs are "
-        "captured for one gamma; with V2 this draft keeps the first, and has graphs for every "
-        "gamma of its table",
-        unnecessary_when="a custom class can say that it does not wait for the host, and which "
-        "gammas it drafts",
-    ),
-    Patch(
-        name="vllm.v1.core.sched.scheduler.Scheduler.__init__",
-        reason="with V2 the scheduler decides how many drafts the next step has, by the batch "
-        "alone; a plan's table "
-        "goes by the context as well",
-        unnecessary_when="the engine's own table has an axis for the context (pull requests 48944, "
-        "54801)",
-    ),
-    Patch(
-        name="vllm.v1.executor.abstract.Executor.determine_available_memory",
-        reason="top-k over pages keeps a mean key for each page of the cache, and scores while it "
-        "chooses",
-        unnecessary_when="a custom class can say what memory it takes for each page, and beside "
-        "them",
-    ),
-    Patch(
-        name="vllm.v1.worker.gpu.cudagraph_utils.CudaGraphManager._init_candidates",
-        reason="with V2 a batch is offered the captured graphs of one size alone, which may be of "
-        "another gamma",
-        unnecessary_when="a batch is offered the next larger graph of each gamma",
-    ),
-    Patch(
-        name="vllm.v1.sample.rejection_sampler.expand_batch_to_tokens",
-        reason="on CPUs it leaves its result unwritten, so that verification at a temperature "
-        "above 0, or beside such "
-        "requests, uses arbitrary temperatures, whatever drafts; patched on CPUs only, where this "
-        "draft is asked for",
-        unnecessary_when="pull request 42638, or another that fixes it, is released",
-    ),
-    Patch(
-        name="vllm.v1.worker.gpu_model_runner.GPUModelRunner._calc_spec_decode_metadata and "
-        "._sample",
-        reason="V1 verifies steps without drafts too: it copies all logits, and its rejection "
-        "sampler fails on CPUs "
-        "where all requests use top-k; such a step is sampled as without speculation",
-        unnecessary_when="V1 looks whether there are drafts before it verifies them, as V2 does",
-    ),
-    Patch(
-        name="vllm.v1.worker.gpu_model_runner.GPUModelRunner._sample and ._bookkeeping_sync",
-        reason="a seeded request whose prompt is cut into chunks ends a CPU engine, with or "
-        "without a draft: what a "
-        "chunk draws in vain is taken back by the offset of its generator, which those of CPUs "
-        "have not; patched on "
-        "CPUs only, where this draft is asked for: such a row draws from no generator of its own",
-        unnecessary_when="rows whose token is thrown away are sampled without their generators",
-    ),
-    Patch(
-        name="forward() and do_kv_cache_update() of each attention layer's impl (of the objects, "
-        "not of their class)",
-        reason="top-k over pages chooses them by a layer's query, which only attention sees, and "
-        "averages keys as they "
-        "are stored; patched where that method is asked for (page_scores.py)",
-        unnecessary_when="a builder of attention metadata can be given the query, as sparse "
-        "attention needs it too",
-    ),
-)
 
 
 def apply_patches() -> None:
