@@ -256,13 +256,12 @@ def heads() -> dict[str, tuple[type, Any, Draft]]:
         )
         return Eagle3DraftModel, config, draft_eagle3
 
-    def dspark(kind: str, layers: Any, **changes: Any) -> tuple[type, Any, Draft]:
+    def dspark(layers: Any, **changes: Any) -> tuple[type, Any, Draft]:
         config = DSparkSpeculatorConfig(
             transformer_layer_config=layers,
             speculators_config=library_config("dspark"),
             draft_vocab_size=DRAFTED,
             markov_rank=6,
-            markov_head_type=kind,
             **block,
             **changes,
         )
@@ -303,9 +302,7 @@ def heads() -> dict[str, tuple[type, Any, Draft]]:
         "dflash-windowed": dflash(
             layers_config(qwen, 2, **windowed), draft_vocab_size=DRAFTED
         ),
-        "dspark": dspark("vanilla", layers_config(qwen, 2)),
-        "dspark-gated": dspark("gated", layers_config(qwen, 1)),
-        "dspark-rnn": dspark("rnn", layers_config(qwen, 1)),
+        "dspark": dspark(layers_config(qwen, 2)),
     }
 
 

@@ -413,16 +413,9 @@ class BlockDrafter(HeadDrafter):
         builder = self._builder(uniforms)
         token_B = engine.pending_B
         markov = self.head.markov
-        if markov is None:
-            state_BR = None
-        else:
-            state_BR = markov.first_state(outputs_BTH[:, 0])
         for step in range(gamma):
-            output_BH = outputs_BTH[:, step]
-            logits_BV = self.head.output(output_BH)
+            logits_BV = self.head.output(outputs_BTH[:, step])
             if markov is not None:
-                assert state_BR is not None
-                shift_BV, state_BR = markov(token_B, output_BH, state_BR)
-                logits_BV = logits_BV + shift_BV
+                logits_BV = logits_BV + markov(token_B)
             token_B = builder.choose(logits_BV)
         return builder.build()

@@ -416,16 +416,7 @@ class HeadBuilder(Builder):
     def _markov(self) -> Markov:
         layout = self._layout
         prefix = "markov_head"
-        hidden = self._spec.hidden_size
         rank = layout.markov_rank
-        gate = None
-        joint = None
-        if layout.markov_kind == "gated":
-            gate = self._linear(f"{prefix}.gate_proj", rank, hidden + rank, bias=True)
-        if layout.markov_kind == "rnn":
-            joint = self._linear(
-                f"{prefix}.joint_proj", 3 * rank, 2 * rank + hidden, bias=True
-            )
         rows = self._tp.slice_of(layout.draft_vocab_size)
         shape = (layout.draft_vocab_size, rank)
         return Markov(
@@ -435,6 +426,4 @@ class HeadBuilder(Builder):
             shift=ColumnParallelLinear(
                 weight=self._read(f"{prefix}.markov_w2.weight", shape, rows)
             ),
-            gate=gate,
-            joint=joint,
         )

@@ -35,7 +35,6 @@ from magicdec.specs import (
 
 Size = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-MarkovKind = Literal["vanilla", "gated", "rnn"]
 LAYERS_KEY = "transformer_layer_config"
 IRRELEVANT = frozenset(
     """
@@ -77,7 +76,7 @@ class _OwnKeys(msgspec.Struct):
     sample_from_anchor: bool | None = None
     sliding_window_non_causal: bool = False
     markov_rank: Number = 256
-    markov_head_type: MarkovKind = "vanilla"
+    markov_head_type: Literal["vanilla"] = "vanilla"
     num_nextn_predict_layers: Size = 1
 
 
@@ -93,7 +92,7 @@ FLAT_IRRELEVANT = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class HeadLayout:
-    """A head's computation."""
+    """How a head computes."""
 
     method: DraftMethod
     name: str
@@ -106,7 +105,6 @@ class HeadLayout:
     """Tokens that it chooses from."""
     is_native: bool = False
     """Whether its tensors stand in the target's checkpoint, under its names."""
-    fusion_bias: bool = False
     norm_before_residual: bool = False
     """EAGLE-3: the normed states are what the first layer adds to."""
     fusion_norm: Literal["none", "whole", "each"] = "none"
@@ -121,7 +119,6 @@ class HeadLayout:
     is_window_causal: bool = True
     """Whether the positions of a block see only earlier ones of it in layers with a window."""
     markov_rank: int = 0
-    markov_kind: MarkovKind = "vanilla"
 
     @property
     def num_states(self) -> int:
@@ -250,7 +247,7 @@ def _layout(
         "draft_vocab_size": own.draft_vocab_size or spec.vocab_size,
     }
     if method == "eagle":
-        return HeadLayout(reads=(NORMED,), fusion_bias=own.bias, **common)
+        return HeadLayout(reads=(NORMED,), **common)
     if method == "mtp":
         if own.num_nextn_predict_layers != 1:
             raise ConfigError(
@@ -290,7 +287,6 @@ def _layout(
         samples_anchor=samples_anchor,
         is_window_causal=not own.sliding_window_non_causal,
         markov_rank=markov_rank,
-        markov_kind=own.markov_head_type,
         **common,
     )
 

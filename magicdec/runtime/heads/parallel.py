@@ -114,40 +114,15 @@ class BlockPass:
 
 @dataclass(frozen=True, kw_only=True)
 class Markov:
-    """DSpark's: the token before shifts a position's logits, by a product of low rank."""
+    """DSpark's Markov head: the token before shifts a position's logits, by a product of low rank."""
 
     tokens_VR: Tensor
     """Embeddings of the target's tokens; whole on every shard."""
     shift: ColumnParallelLinear
-    gate: ColumnParallelLinear | None = None
-    """Projection of the position's output and the token (a gated head)."""
-    joint: ColumnParallelLinear | None = None
-    """Projections of a state, the token and the position's output: gate, candidate and output (a
-    recurrent head).
-    """
 
-    def first_state(self, output_BH: Tensor) -> Tensor:
-        return output_BH.new_zeros(len(output_BH), self.tokens_VR.shape[1])
-
-    def __call__(
-        self,
-        tokens_B: Tensor,
-        output_BH: Tensor,
-        state_BR: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """The shift of the logits, [B, V], and the state for the next position."""
-        token_BR = self.tokens_VR[tokens_B]
-        if self.joint is not None:
-            inputs = torch.cat((state_BR, token_BR, output_BH), dim=-1)
-            mixed = self.joint(inputs)
-            gate, candidate, result = mixed.chunk(3, dim=-1)
-            gate = gate.sigmoid()
-            state_BR = gate * state_BR + (1.0 - gate) * candidate.tanh()
-            return self.shift(result.tanh()), state_BR
-        if self.gate is not None:
-            inputs = torch.cat((output_BH, token_BR), dim=-1)
-            token_BR = self.gate(inputs).sigmoid() * token_BR
-        return self.shift(token_BR), state_BR
+    def __call__(self, tokens_B: Tensor) -> Tensor:
+        """The shift of the logits behind these tokens, [B, V]."""
+        return self.shift(self.tokens_VR[tokens_B])
 
 
 @dataclass(frozen=True, kw_only=True)
