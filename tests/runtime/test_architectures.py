@@ -66,7 +66,7 @@ RUN = (
 NOT_RUN = tuple(name for name in READ_BY_TRANSFORMERS if name not in RUN)
 MARKS = ([], [pytest.mark.slow], [pytest.mark.exhaustive])
 CASES = [pytest.param(name, seed, marks=MARKS[seed]) for name in RUN for seed in SEEDS]
-"""One configuration of each is among the fast tests, with two drafts in turn; the slow one has four, the exhaustive
+"""One configuration of each is among the fast tests, with one draft in turn; the slow one has four, the exhaustive
 one all."""
 
 
@@ -123,10 +123,10 @@ def their_logits(model: Any, tokens: list[int]) -> torch.Tensor:
 
 def check(
     directory: Path, reference: Any, prompts: list[list[int]], *, max_len: int = 80
-) -> tuple[Engine, Snapshot]:
+) -> tuple[Engine, Snapshot, list[list[int]]]:
     """A ragged batch, prefilled in parts, its windows in rings: each greedy token is the argmax of transformers' logits
-    after the ones before it, and a verification's logits agree with theirs. The engine, and its state after the
-    prompts."""
+    after the ones before it, and a verification's logits agree with theirs. Returns the engine, its state after the
+    prompts, and the tokens."""
     engine = Engine(
         load_model(directory), batch_size=len(prompts), max_len=max_len, **NARROW
     )
@@ -143,8 +143,7 @@ def check(
         torch.testing.assert_close(
             ours[row], expected[:6], atol=TOLERANCE, rtol=TOLERANCE
         )
-    engine.restore(snapshot)
-    return engine, snapshot
+    return engine, snapshot, tokens
 
 
 def greedy(
@@ -164,14 +163,13 @@ def test_tokens_and_logits_are_transformers_and_every_draft_is_lossless(
     model_type: str, seed: int, tmp_path: Path
 ) -> None:
     config = drawn(model_type, seed)
-    engine, snapshot = check(
+    engine, snapshot, tokens = check(
         tmp_path, write(tmp_path, config, seed=seed), prompts_for(config, seed)
     )
-    tokens = greedy(engine, None)
     drafts = list(DRAFTS.values())
     if seed < 2:
         turn = RUN.index(model_type)
-        places = ((0, 3), (1, 4, 6, 9))[seed]
+        places = ((0,), (1, 4, 6, 9))[seed]
         drafts = [drafts[(turn + place) % len(drafts)] for place in places]
     for draft in drafts:
         engine.restore(snapshot)

@@ -47,7 +47,12 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
 
 @pytest.mark.parametrize(
-    ("draft", "window"), [("streamingllm", 16), ("snapkv", None), ("topk", None)]
+    ("draft", "window"),
+    [
+        ("streamingllm", 16),
+        pytest.param("snapkv", None, marks=pytest.mark.slow),
+        ("topk", None),
+    ],
 )
 def test_greedy_output_and_acceptance_are_the_references(
     draft: str,

@@ -179,20 +179,20 @@ def prefill_and_verify(model: Transformer) -> list[Tensor]:
     """Logits of a whole prompt; of one token after ragged prompts, and of four; and what is cached of them by then."""
     engine = Engine(model, batch_size=2, max_len=40)
     generator = np.random.default_rng(1)
-    prompts = [generator.integers(1, 90, n).tolist() for n in (23, 6)]
-    first = PrefillPass(engine.cache, row=0, num_past=0, num_tokens=23)
+    prompts = [generator.integers(1, 90, n).tolist() for n in (13, 4)]
+    first = PrefillPass(engine.cache, row=0, num_past=0, num_tokens=13)
     logits = [
         model.logits_of(model.hidden(torch.tensor([prompts[0]], device=DEVICE), first))
     ]
-    engine.prefill(prompts, chunk=8)
+    engine.prefill(prompts, chunk=6)
     logits += [
         engine.forward(torch.tensor(block, device=DEVICE))
         for block in ([[3], [4]], [[3, 5, 7, 9], [4, 6, 8, 2]])
     ]
     return [
         *logits,
-        engine.cache.blocks[0].data[:, :, 0, :, :26],
-        engine.cache.blocks[0].data[:, :, 1, :, :9],
+        engine.cache.blocks[0].data[:, :, 0, :, :16],
+        engine.cache.blocks[0].data[:, :, 1, :, :7],
     ]
 
 
@@ -200,10 +200,9 @@ def prefill_and_verify(model: Transformer) -> list[Tensor]:
     "family",
     [
         "qwen3",
-        "llama-biases",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("llama-3.1-rope", "mistral-window")
+            for name in ("llama-biases", "llama-3.1-rope", "mistral-window")
         ),
     ],
 )
@@ -214,7 +213,7 @@ def test_a_model_gives_the_same_logits(
     fused, the last layer's with the final norm."""
     model = load_model(checkpoints[family], device=DEVICE)
     found = prefill_and_verify(model)
-    num_layers, num_passes = model.spec.num_hidden_layers, 1 + 3 + 1 + 2
+    num_layers, num_passes = model.spec.num_hidden_layers, 1 + 2 + 1 + 2
     assert fused == {
         "add_rms_norm_": 2 * num_layers * num_passes,
         "rotate_": num_layers * num_passes,
@@ -253,7 +252,9 @@ def test_each_layers_whole_output_is_inspected(
         assert (run(num_layers, None) - exact).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("draft", ["streamingllm", "sparse-model"])
+@pytest.mark.parametrize(
+    "draft", [pytest.param("streamingllm", marks=pytest.mark.slow), "sparse-model"]
+)
 @pytest.mark.parametrize(
     "temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8]
 )
@@ -273,7 +274,7 @@ def test_decoding_on_fused_kernels_gives_the_same_tokens(
     def run() -> DecodeResult:
         engine = Engine(model, batch_size=2, max_len=60)
         generator = np.random.default_rng(5)
-        engine.prefill([generator.integers(0, 64, n).tolist() for n in (4, 30)])
+        engine.prefill([generator.integers(0, 64, n).tolist() for n in (4, 20)])
         drafter = build_drafter(
             DRAFTS[draft], engine, draft_model_for(DRAFTS[draft], engine.model)
         )
