@@ -4,6 +4,8 @@ place, and bounds on any text."""
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import time
 import tomllib
 from pathlib import Path
@@ -37,8 +39,12 @@ def refusal(text: str) -> str:
 
 @pytest.mark.parametrize("found", COMMANDS, ids=[found["name"] for found in COMMANDS])
 def test_public_commands_are_read_whole(found: dict[str, Any]) -> None:
-    """Every option is a field, is known to change no time, or is listed."""
-    command = read(found["text"])
+    """Every option is a field, is known to change no time, or is listed; or the text leaves one open."""
+    if "asks" in found:
+        assert refusal(found["text"]) == found["asks"]
+        if "set" not in found:
+            return
+    command = read(found["text"], **found.get("set", {}))
     fields = msgspec.to_builtins(command)
     for name, value in found["is"].items():
         assert fields[name] == value, name
@@ -47,6 +53,99 @@ def test_public_commands_are_read_whole(found: dict[str, Any]) -> None:
     for name, value in (draft or {}).items():
         assert fields["speculation"][name] == value, name
     assert command.not_understood == found.get("listed", [])
+
+
+WRAPPINGS = {
+    "w01_subshell.sh": 2,
+    "w02_pipe.sh": 2,
+    "w03_prefix.sh": 2,
+    "w04_function_local.sh": 2,
+    "w05_unset.sh": r"\$TP is set by 'unset' \(line 2\): --set TP=4",
+    "w06_arithmetic.sh": r"\$N is set by arithmetic \(line 2\): --set N=4",
+    "w07_let.sh": r"\$N is set by arithmetic \(line 2\): --set N=4",
+    "w08_loop.sh": r"\$TP is set in a loop \(line 1\): --set TP=4",
+    "w09_last_of_array.sh": 4,
+    "w10_returns.sh": "no server is started here",
+    "w11_twice.txt": 2,
+}
+"""The ranks of the server that each starts, or what is asked, by what bash and Python do with them."""
+
+
+@pytest.mark.parametrize("name", WRAPPINGS)
+def test_a_wrapping_gives_its_server_or_asks(name: str) -> None:
+    text = (DATA.parent / "wrappings" / name).read_text(encoding="utf-8")
+    right = WRAPPINGS[name]
+    if isinstance(right, str):
+        assert re.match(right, refusal(text))
+    else:
+        assert read(text).tp_size == right
+
+
+ASSIGNMENTS = st.sampled_from(
+    (
+        *("TP={n}", "export TP={n}", "A={n}", "TP=$A", 'TP="${{A:-{n}}}"', "TP=${{A}}"),
+        *("(TP={n})", "echo x | TP={n}", "TP={n} true", "{{ TP={n}; }}", "unset TP"),
+        *("let TP={n}", "((TP={n}))", "((TP++))", ": $((TP={n}))", "TP=$((TP+1))"),
+        *("for i in 1; do TP={n}; done", "for TP in 1 {n}; do :; done", "TP={n} &"),
+        *("if true; then TP={n}; fi", "if false; then TP={n}; fi", "false && TP={n}"),
+        *("true && TP={n}", "false || TP={n}", "f() {{ TP={n}; }}", "f", "g"),
+        *("g() {{ local TP={n}; }}", "case x in x) TP={n} ;; esac", "TP=({n} 1)"),
+        *("read TP <<< {n}", "printf -v TP {n}", "declare TP={n}", "eval TP={n}"),
+        *("while TP={n}; do break; done", "TP+={n}", ": ${{TP:={n}}}", "set -- {n}"),
+        *("TP=$1", "A=(1 {n})", "TP=${{A[-1]}}", "TP=${{A##*/}}", "A=x/{n}", "unset A"),
+        *("TP[0]={n}", "TP=`echo {n}`", "bash -c 'TP={n}'", "declare -n TP=A", "exit"),
+    )
+)
+SERVERS = st.sampled_from(
+    (
+        *(
+            "vllm serve m -tp $TP",
+            'vllm serve m -tp "${TP:-5}"',
+            "vllm serve m -tp ${TP-5}",
+        ),
+        *(
+            "TP=7 vllm serve m -tp $TP",
+            "(vllm serve m -tp $TP)",
+            "vllm serve m -tp $TP | cat",
+        ),
+        *("bash -c 'vllm serve m -tp ${TP:-5}'", "TP=3 bash -c 'vllm serve m -tp $TP'"),
+        *("true && vllm serve m -tp $TP", "if true; then vllm serve m -tp $TP; fi"),
+        *("f() { vllm serve m -tp $TP; }; f", "f() { return; vllm serve m -tp 9; }; f"),
+        *("for x in 1 2; do vllm serve m -tp $TP; done", "eval 'vllm serve m -tp $TP'"),
+    )
+)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@given(
+    st.lists(st.tuples(ASSIGNMENTS, st.integers(1, 9)), max_size=5),
+    SERVERS,
+    st.lists(st.tuples(ASSIGNMENTS, st.integers(1, 9)), max_size=2),
+)
+def test_no_wrapping_gives_another_server_in_silence(
+    before: list[tuple[str, int]], server: str, after: list[tuple[str, int]]
+) -> None:
+    """bash itself, with a vllm that prints its ranks, says which server is the first."""
+    lines = [line.format(n=n) for line, n in before]
+    lines += [server, *(line.format(n=n) for line, n in after)]
+    script = "\n".join(lines)
+    try:
+        command = read(script)
+    except ConfigError:
+        return  # asked for, or nothing is started
+    if command.notes or command.problems:
+        return
+    stub = 'vllm() { echo "ranks=$4" >&2; }; export -f vllm\n'
+    run = subprocess.run(
+        ["bash", "-c", stub + script],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={},
+        timeout=20,
+    )
+    started = re.findall(r"ranks=(\d*)", run.stderr)
+    assert started[:1] == [str(command.tp_size)], script
 
 
 def test_there_are_thirty_with_their_sources() -> None:
@@ -61,33 +160,20 @@ def test_there_are_thirty_with_their_sources() -> None:
         "podman run --rm -e TP=2 img bash -lc 'vllm serve m -tp $TP'",
         'docker exec box bash -c "vllm serve m --tensor_parallel_size=2"',
         "ssh host 'nohup vllm serve m -tp 2 > log 2>&1 &'",
-        'serve() { vllm serve "$1" -tp "${2:-2}"; }\nserve m',
-        'TP=1\nif [ "$TP" -lt 2 ]; then TP=2; else TP=4; fi\nvllm serve m -tp $TP',
-        "case big in small) TP=1 ;; b*) TP=2 ;; esac\nvllm serve m -tp $TP",
         "CMD='vllm serve m -tp 2'\neval \"$CMD\"",
-        "N=1; vllm serve m -tp $((N * 2))",
         ': "${TP:=2}"\nvllm serve m -tp ${TP}',
-        'set -- --tensor-parallel-size 2\nvllm serve m "$@"',
         "bash <<'EOF'\nvllm serve m -tp 2\nEOF",
         "[Service]\nEnvironment=TP=2\nExecStart=/usr/bin/vllm serve m -tp $TP\n",
         "# Serve\n\n```bash\nvllm serve m -tp 2\n```\n",
         'FROM vllm/vllm-openai\nENTRYPOINT ["vllm", "serve"]\nCMD ["m", "-tp", "2"]\n',
         "import os\nfrom vllm import AsyncEngineArgs\nn = int(os.environ.get('TP', 2))\n"
         "AsyncEngineArgs(model='m', tensor_parallel_size=n)\n",
-        "import subprocess\nsubprocess.run(['vllm', 'serve', 'm', f'-tp={1 * 2}'])\n",
+        "import subprocess\nsubprocess.run(['vllm', 'serve', 'm', f'-tp={2}'])\n",
         "from vllm import LLM\nkw = dict(model='m')\nkw['tensor_parallel_size'] = 2\nLLM(**kw)\n",
         "services:\n  s:\n    image: vllm/vllm-openai\n    environment: [TP=2]\n"
         "    entrypoint: [bash, -c]\n    command: ['vllm serve m -tp $$TP']\n",
         "services:\n  s:\n    image: vllm/vllm-openai\n    command: --model m -tp ${A:-${B:-2}}\n",
         "x: &o {command: [vllm, serve, m, -tp, '2']}\nservices:\n  s: {<<: *o, image: v}\n",
-        "kind: ConfigMap\nmetadata: {name: c}\ndata: {TP: '2'}\n---\nkind: Pod\nspec:\n"
-        "  containers:\n  - command: [vllm, serve, m, -tp=$(TP)]\n"
-        "    envFrom: [{configMapRef: {name: c}}]\n",
-        "kind: ConfigMap\nmetadata: {name: c}\ndata:\n  c.yaml: |\n    tensor-parallel-size: 2\n"
-        "---\nkind: Pod\nspec:\n  containers:\n"
-        "  - command: [vllm, serve, m, --config, /etc/c/c.yaml]\n",
-        "tp: 2\n---\nspec:\n  containers:\n  - command: [vllm, serve, m]\n"
-        "    args: ['-tp={{ .Values.tp }}', '-pp={{ .Values.pp | default 1 | quote }}']\n",
         "kind: RayService\nspec:\n  serveConfigV2: |\n    applications:\n    - args:\n"
         "        llm_configs:\n        - model_loading_config: {model_id: m}\n"
         "          engine_kwargs: {tensor_parallel_size: 2}\n",
@@ -120,7 +206,7 @@ def test_each_wrapping_gives_the_same_server(text: str) -> None:
         ),
         (
             "spec:\n  containers:\n  - command: [vllm, serve, m, '-tp={{ .Values.tp }}']\n",
-            r"\.Values\.tp is set nowhere .*--set \.Values\.tp=4",
+            r"\.Values\.tp is a chart's value \(line 3\): --set \.Values\.tp=4",
         ),
         (
             "from vllm import LLM\nimport os\nLLM(model=os.environ['MODEL'])\n",
@@ -130,6 +216,31 @@ def test_each_wrapping_gives_the_same_server(text: str) -> None:
             "vllm serve m --speculative-config "
             '"{\\"method\\": \\"ngram\\", \\"num_speculative_tokens\\": $K}"',
             r"\$K is set nowhere",
+        ),
+        (
+            'serve() { vllm serve "$1" -tp "${2:-2}"; }\nserve m',
+            r"\$1 is an argument of the function serve \(line 1\): --set 1=.*; \$2 is",
+        ),
+        (
+            'TP=1\nif [ "$TP" -lt 2 ]; then TP=2; fi\nvllm serve m -tp $TP -pp $PP',
+            r"\$TP is set under a condition \(line 2\): --set TP=4; \$PP .*\(line 3\)",
+        ),
+        ("N=1; vllm serve m -tp $((N * 2))", "computed .*: write its value there"),
+        ('set -- -tp 2\nvllm serve m "$@"', r"\$@ is set by 'set' \(line 1\)"),
+        ("E=\n$x && E='-tp 8'\nvllm serve m $E", r'--set E="--max-num-seqs 64"'),
+        ("for N in 1 2; do vllm serve m -tp $N; done", r"\$N is set in a loop"),
+        (
+            "from vllm import LLM\nfor n in 1, 2:\n    LLM('m', tensor_parallel_size=n)\n",
+            r"\$n is set in a loop \(line 2\): --set n=4",
+        ),
+        (
+            "from vllm import LLM\ndef f(n=2):\n    LLM('m', tensor_parallel_size=n)\n",
+            r"\$n is an argument of f \(line 2\)",
+        ),
+        (
+            "spec:\n  containers:\n  - command: [vllm, serve, m, -tp=$(TP)]\n"
+            "    env: [{name: TP, valueFrom: {configMapKeyRef: {name: c}}}]\n",
+            r"\$\(TP\) is taken from elsewhere .*--set TP=4",
         ),
     ],
 )
@@ -159,11 +270,10 @@ def test_an_open_limit_is_said_and_the_rest_is_read() -> None:
 
 def test_nothing_that_may_change_the_server_passes_in_silence() -> None:
     assert any("own arguments" in note for note in read('vllm serve m "$@"').notes)
-    loop = read("for N in 1 2 4; do vllm serve m -tp $N; done")
-    assert "the first of 3" in loop.notes[0]
-    doubt = read("TP=2\nif nvidia-smi; then TP=4; fi\nvllm serve m -tp $TP")
-    assert doubt.tp_size == 4
-    assert "not evaluated (line 2)" in doubt.notes[0]
+    doubt = read("if nvidia-smi; then vllm serve m -tp 4; fi")
+    assert "started under a condition (line 1)" in doubt.notes[0]
+    function = read("serve() { vllm serve m -tp 4; }\nserve")
+    assert "in the function serve (line 1)" in function.notes[0]
     lost = read(
         "vllm serve m \\\n  --max-num-seqs 8 \\\n  # --port 1 \\\n  --dtype half\n"
     )

@@ -2,7 +2,5 @@
 set -euo pipefail
 MODEL="${MODEL:-Qwen/Qwen3-8B}"
 ARGS=(--max-model-len "${MAX_LEN:-32768}")
-if [ -n "${EAGER:-1}" ]; then
-  ARGS+=(--enforce-eager)
-fi
+ARGS+=(--enforce-eager)
 exec vllm serve "$MODEL" --tensor-parallel-size "${TP:-1}" "${ARGS[@]}" "$@"

@@ -1,9 +1,10 @@
 """A server's command line, as `vllm serve`, SGLang's `launch_server` and `trtllm-serve` take it, in
 the wrappings that people paste: a shell's script, a container, YAML, Python.
 
-Readers by form: `shell`, `manifest` (YAML), `script` (Python); `start` finds the server in words,
-`options` knows each engine's options, `command` makes fields of them. Nothing is run. What the text
-does not resolve is named with its place.
+Readers by form: `shell` (its grammar in `syntax`), `manifest` (YAML), `script` (Python); `start` finds
+the server in words, `options` knows each engine's options, `command` makes fields of them. Nothing is
+run. All forms follow plain assignments; a reference whose value is not written stays in the words,
+marked, and `command` asks for those whose value is needed.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from magicdec.specs.serve_command.options import OPTIONS, is_engine_option
 from magicdec.specs.serve_command.script import starts_of_python
 from magicdec.specs.serve_command.shell import Shell
 from magicdec.specs.serve_command.start import (
+    CLOSE,
     MENTIONS,
     MOST_TEXT,
+    OPEN,
     STARTS,
     Given,
     Start,
@@ -76,6 +79,7 @@ def read_serve_command(
         folder = Path()
     if not reads_files:
         folder = None
+    text = text.replace(OPEN, "").replace(CLOSE, "")
     given = Given(text=text, values=dict(values or {}), folder=folder)
     starts = _starts(given)
     if not starts:
@@ -83,11 +87,15 @@ def read_serve_command(
             f"no server is started here: give {STARTS}, or a file with one"
         )
     first = next((start for start in starts if not start.is_prefill), starts[0])
+    if first.doubt:
+        given.notes.append(
+            f"the server is started {first.doubt}, which is taken to be reached"
+        )
     others = len(starts) - 1
     if others:
         given.notes.append(
             f"{others} more {'server is' if others == 1 else 'servers are'} started here; "
-            f"read is the one with {' '.join(first.words[:2])[:60]}"
+            f"read is the one with {given.shown(' '.join(first.words[:2]))[:60]}"
         )
     granted = GRANTED.search(text)
     if granted is not None and first.hardware is None:
@@ -101,17 +109,24 @@ def _starts(given: Given) -> list[Start]:
     starts = starts_of_python(given) or starts_of_yaml(given)
     if starts:
         return starts
-    blocks = [block for block in FENCE.findall(given.text) if MENTIONS.search(block)]
+    blocks = [
+        block for block in FENCE.finditer(given.text) if MENTIONS.search(block[1])
+    ]
     for block in blocks[:MOST_BLOCKS]:
         inner = Given(
-            text=block, values=given.values, folder=given.folder, files=given.files
+            text=block[1],
+            first_line=given.text.count("\n", 0, block.start(1)) + given.first_line,
+            values=given.values,
+            folder=given.folder,
+            files=given.files,
         )
         starts = _starts(inner)
         if starts:
-            given.unset |= inner.unset
+            given.references = inner.references
+            given.reasons = inner.reasons
             given.notes += inner.notes
             return starts
-    shell = Shell(given, dict(given.values))
+    shell = Shell(given)
     shell.run(_as_shell(given.text))
     return shell.starts
 

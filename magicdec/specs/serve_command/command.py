@@ -32,6 +32,9 @@ from magicdec.specs.serve_command.options import (
     unknown_in,
 )
 from magicdec.specs.serve_command.start import (
+    MARKED,
+    OPEN,
+    OWN_ARGUMENTS,
     SHOWN,
     STARTS,
     Given,
@@ -62,7 +65,6 @@ QUOTES_LOST = (
     "a shell takes quotes away: give the command in a file, through a pipe (magicdec check -), or "
     "in the other sort of quotes"
 )
-REFERENCE = re.compile(r"\$\{?\w+|\$\([^()]*\)+|\$[^\s\"'},\]]+|\.Values[\w.]+")
 NEEDED = (
     "model",
     "tp",
@@ -72,11 +74,19 @@ NEEDED = (
     "speculation",
     "algorithm",
     "draft",
+    "method",
     "gamma",
+    "topk",
+    "tree",
     "weights",
 )
 """Meanings without which there is no answer."""
-SAMPLES = {"model": "Qwen/Qwen3-8B", "draft": "Qwen/Qwen3-0.6B", "weights": "fp8"}
+SAMPLES = {
+    "model": "Qwen/Qwen3-8B",
+    "file": "settings.yaml",
+    "draft": "Qwen/Qwen3-0.6B",
+    "weights": "fp8",
+}
 LEVELS = {"0": "none", "1": "piecewise"}
 """vLLM's -O levels that leave decoding without whole graphs (0 compiles nothing either)."""
 MODES = {
@@ -219,6 +229,8 @@ class _StatedOptions:
         self.problems: list[str] = []
         self.names: dict[str, str] = {}
         """Option that a meaning was given by."""
+        self.open: list[str] = []
+        """References whose values may be any option."""
 
     def add(self, words: list[str]) -> None:
         """Takes a command's words in; what was said before is replaced."""
@@ -237,20 +249,20 @@ class _StatedOptions:
             self._option(name, "true" if value is None else value, option.name)
 
     def _positional(self, value: str) -> None:
-        if "model" not in self.meanings:
+        references = self.given.open_in(value)
+        takes_model = self.start.engine != "sglang" or not references
+        if "model" not in self.meanings and takes_model:
             self.meanings["model"] = value
             self.names["model"] = "the model"
             return
         if value in ("serve", ""):
             return
-        if value in ("$@", "$*"):
+        if references == ["$@"] and self.given.reasons["$@"][1] == OWN_ARGUMENTS:
             self.given.notes.append(
                 "the script's own arguments ($@) are not known here"
             )
-        elif value.startswith("$"):
-            why = self.given.unset.get(value)
-            reason = f" {why}" if why else " is not known"
-            self.given.notes.append(f"what {value} adds is not known: it{reason}")
+        elif references:  # it may be any option
+            self.open += references
         else:
             self.unknown.append(value[:SHOWN])
 
@@ -265,14 +277,17 @@ class _StatedOptions:
                 self.without_effect.append(f"--{written}")
                 return
             if name not in OPTIONS[engine]:
+                if self.given.open_in(written):
+                    self.open += self.given.open_in(written)
+                    return
                 self.unknown.append(f"--{written}")
                 return
         meaning = OPTIONS[engine].get(name)
         if meaning is None:
             self.without_effect.append(f"--{written}")
             return
-        if value.startswith("{"):
-            value = json.dumps(_json_object(name, value, self.given))
+        if value.startswith("{") and not self.given.open_in(value):
+            value = json.dumps(_json_object(name, value))
         value = _joined(self.meanings.get(meaning), value)
         self.meanings[meaning] = value
         self.names[meaning] = f"--{name}"
@@ -280,42 +295,33 @@ class _StatedOptions:
         self.written[f"--{shown}"] = value
 
     def check_resolved(self) -> None:
-        """Raises ConfigError where a setting that the answer needs is not resolved; drops others."""
-        missing = []
+        """Asks for references that the answer needs, all in one ConfigError; names the others."""
+        questions = []
         for meaning, value in list(self.meanings.items()):
-            references = unresolved_in(value, self.given)
+            references = self.given.open_in(value)
             if not references:
                 continue
+            self.meanings[meaning] = self.given.shown(value)
             if meaning in ("model", "draft") and _named_anyway(value):
                 continue
             sample = SAMPLES.get(meaning, "4")
-            for reference in references:
-                why = self.given.unset[reference]
-                name = re.sub(r"^\$\(?\{?|[)}]+$", "", reference)
-                hint = f"--set {name}={sample}"
-                if not re.fullmatch(r"[\w.]+", name):
-                    hint = "write its value there"
-                missing.append((meaning, f"{reference} {why}: {hint}"))
-            if meaning not in NEEDED:
+            asked = [self.given.question(name, sample) for name in references]
+            if meaning in NEEDED:
+                questions += asked
+            else:
                 option = self.names.get(meaning, meaning)
-                text = missing.pop()[1]
-                del missing[len(missing) - len(references) + 1 :]
-                self.problems.append(f"{option} is not known: {text}")
+                self.problems.append(f"{option} is not known: {'; '.join(asked)}")
                 del self.meanings[meaning]
-        if missing:
-            texts = list(dict.fromkeys(text for _, text in missing))
-            raise ConfigError("; ".join(texts))
-
-
-def unresolved_in(value: str, given: Given) -> list[str]:
-    """References within a value that nothing in the text resolves."""
-    return [name for name in given.unset if len(name) > 1 and name in value]
+        for reference in self.open:
+            questions.append(self.given.question(reference, '"--max-num-seqs 64"'))
+        self.given.ask(questions)
+        self.written = {name: self.given.shown(v) for name, v in self.written.items()}
 
 
 def _named_anyway(value: str) -> bool:
     """Whether the last part of a path names a model, whatever folder it lies in."""
     last = value.rstrip("/").rpartition("/")[2]
-    return "/" in value and bool(last) and not REFERENCE.search(last)
+    return "/" in value and bool(last) and not MARKED.search(last)
 
 
 def command_of(start: Start, given: Given) -> ServeCommand:
@@ -338,12 +344,12 @@ def command_of(start: Start, given: Given) -> ServeCommand:
         engine=start.engine,
         version=start.version,
         model=model_of(meanings["model"]),
-        tp_size=_count(meanings, "tp") or 1,
-        pp_size=_count(meanings, "pp") or 1,
-        dp_size=_replicas(meanings),
-        ep_size=_count(meanings, "ep"),
-        max_num_seqs=_count(meanings, "batch"),
-        max_model_len=_length(meanings),
+        tp_size=_count(said, "tp") or 1,
+        pp_size=_count(said, "pp") or 1,
+        dp_size=_replicas(said),
+        ep_size=_count(said, "ep"),
+        max_num_seqs=_count(said, "batch"),
+        max_model_len=_length(said),
         weight_dtype=meanings.get("weights"),
         kv_dtype=meanings.get("kv_dtype"),
         speculation=speculation,
@@ -351,7 +357,7 @@ def command_of(start: Start, given: Given) -> ServeCommand:
         graphs=_graphs(start.engine, meanings),
         is_asynchronous=_asynchronous(meanings),
         has_prefix_cache=_prefix_cache(meanings),
-        chunk_tokens=_chunk(meanings),
+        chunk_tokens=_chunk(said),
         memory_fraction=float(memory)
         if re.fullmatch(r"0?\.\d{1,6}|1\.0*", memory)
         else None,
@@ -387,7 +393,15 @@ def _llama_cache(said: Mapping[str, str]) -> str | None:
 def _of_llama_cpp(start: Start, given: Given) -> ServeCommand:
     """llama-server's command, answered by the roofline."""
     command = read_words(start.words)
-    said = command.said
+    questions = []
+    for meaning, value in command.said.items():
+        for reference in given.open_in(value):
+            if meaning not in ("model", "draft") or not _named_anyway(value):
+                sample = SAMPLES.get(meaning, "4")
+                questions.append(given.question(reference, sample))
+    given.ask(questions)
+    said = {meaning: given.shown(value) for meaning, value in command.said.items()}
+    command = command._replace(said=said)
     name = said.get("repository") or said.get("model")
     if not name:
         raise ConfigError(f"the command names no model; {STARTS} take one")
@@ -427,7 +441,7 @@ def _of_llama_cpp(start: Start, given: Given) -> ServeCommand:
     if "batch" not in said:
         notes.append("one sequence at a time is taken for it: --parallel says how many")
     tokens = _llama_tokens(said)
-    sequences = _count(said, "batch") or 1
+    sequences = _counted(said.get("batch"), "--parallel") or 1
     return ServeCommand(
         engine=start.engine,
         model=gguf.model,
@@ -460,7 +474,7 @@ def model_of(text: str) -> str:
 def _add_file(said: _StatedOptions) -> str | None:
     """The options of the file that the command names, which its own words replace; the path of one
     that is not at hand."""
-    path = said.meanings["file"]
+    path = said.given.shown(said.meanings["file"])
     text = said.given.file(path)
     if text is None:
         if said.given.folder is None:
@@ -568,11 +582,11 @@ def _object(text: str | None) -> dict[str, Any]:
 # Fields
 
 
-def _replicas(meanings: Mapping[str, str]) -> int:
+def _replicas(said: _StatedOptions) -> int:
     """Replicas of the whole model. SGLang's attention in data parallel shares the devices of tp."""
-    if meanings.get("shared_dp") == "true":
+    if said.meanings.get("shared_dp") == "true":
         return 1
-    return _count(meanings, "dp") or 1
+    return _count(said, "dp") or 1
 
 
 def _graphs(engine: str, meanings: Mapping[str, str]) -> str | None:
@@ -614,22 +628,24 @@ def _prefix_cache(meanings: Mapping[str, str]) -> bool | None:
     return None
 
 
-def _chunk(meanings: Mapping[str, str]) -> int | None:
-    if meanings.get("chunk", "").startswith("-"):
+def _chunk(said: _StatedOptions) -> int | None:
+    if said.meanings.get("chunk", "").startswith("-"):
         return None  # SGLang's -1: prompts are read whole
-    return _count(meanings, "chunk")
+    return _count(said, "chunk")
 
 
-def _length(meanings: Mapping[str, str]) -> int | None:
-    if meanings.get("length", "") in ("-1", "auto"):
+def _length(said: _StatedOptions) -> int | None:
+    if said.meanings.get("length", "") in ("-1", "auto"):
         return None
-    return _count(meanings, "length")
+    return _count(said, "length")
 
 
 def _joined(before: str | None, given: str) -> str:
     """An option given in parts (--speculative-config.method ngram) as one object."""
     if before is None or not (before.startswith("{") and given.startswith("{")):
         return given
+    if OPEN in before + given:  # asked for before it is taken apart
+        return f"{before}{given}"
     return json.dumps(_json_object("option", before) | _json_object("option", given))
 
 
@@ -640,18 +656,22 @@ def _scalar(text: str) -> Any:
         return text
 
 
-def _count(said: Mapping[str, str], name: str) -> int | None:
-    text = said.get(name)
+def _count(said: _StatedOptions, meaning: str) -> int | None:
+    return _counted(said.meanings.get(meaning), said.names.get(meaning, meaning))
+
+
+def _counted(text: str | None, option: str) -> int | None:
+    """A whole number from 1 on; None: the option leaves it to the engine."""
     if text is None or text in ("auto", "null", "None", ""):
         return None
     try:
         value = parse_count(text)
     except ValueError:
         raise ConfigError(
-            f"{name} must be a whole number, not '{text[:SHOWN]}'"
+            f"{option} must be a whole number, not '{text[:SHOWN]}'"
         ) from None
     if value < 1:
-        raise ConfigError(f"{name} must be at least 1, not {value}")
+        raise ConfigError(f"{option} must be at least 1, not {value}")
     return value
 
 
@@ -669,19 +689,13 @@ def _captured(said: Mapping[str, str]) -> int | None:
     return max(whole, default=None)
 
 
-def _json_object(name: str, text: str, given: Given | None = None) -> dict[str, Any]:
+def _json_object(name: str, text: str) -> dict[str, Any]:
     try:
         value = bounded(json.loads, text)
     except ValueError:
         value = _without_quotes(text)
     if isinstance(value, dict):
         return value
-    references = unresolved_in(text, given) if given is not None else []
-    if given is not None and references:
-        texts = [f"{reference} {given.unset[reference]}" for reference in references]
-        raise ConfigError(
-            f"--{name} is not known: {'; '.join(texts)}: --set NAME=VALUE"
-        )
     raise ConfigError(
         f"--{name} must be a JSON object, not {text[:SHOWN]}; {QUOTES_LOST}"
     )
@@ -715,7 +729,7 @@ def _speculation(said: _StatedOptions) -> Speculation | None:
         text = meanings["speculation"]
         if text in ("null", "None", ""):
             return None
-        config = _json_object("speculative-config", text, said.given)
+        config = _json_object("speculative-config", text)
         return _of_config(config, said.problems, said.unknown)
     if "algorithm" in meanings:
         return _of_sglang(said)
@@ -723,7 +737,7 @@ def _speculation(said: _StatedOptions) -> Speculation | None:
         draft = _draft(meanings.get("method", ""), meanings.get("draft"), said.problems)
         return Speculation(
             draft=draft,
-            gamma=_count(meanings, "gamma"),
+            gamma=_count(said, "gamma"),
             checkpoint=meanings.get("draft"),
         )
     return None
@@ -732,9 +746,9 @@ def _speculation(said: _StatedOptions) -> Speculation | None:
 def _of_sglang(said: _StatedOptions) -> Speculation:
     meanings = said.meanings
     method = meanings["algorithm"].lower()
-    gamma = _count(meanings, "gamma")
-    tree = _count(meanings, "tree")
-    width = _count(meanings, "topk") or 1
+    gamma = _count(said, "gamma")
+    tree = _count(said, "tree")
+    width = _count(said, "topk") or 1
     checkpoint = meanings.get("draft")
     if checkpoint is not None:
         checkpoint = model_of(checkpoint)
@@ -768,7 +782,7 @@ def _of_sglang(said: _StatedOptions) -> Speculation:
         by_batch=meanings.get("adaptive") == "true",
         is_tree=width > 1,
         tree=shape,
-        window=_count(meanings, "window"),
+        window=_count(said, "window"),
         lossy=lossy,
         contradiction=contradiction,
     )

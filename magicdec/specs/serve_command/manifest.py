@@ -1,13 +1,14 @@
-"""YAML that starts a server: Docker Compose, Kubernetes and its custom resources, Helm's values and
-plain templates, Ray Serve's configurations.
+"""YAML that starts a server: Docker Compose, Kubernetes and its custom resources, charts' values, Ray
+Serve's configurations.
 
-Documents are loaded by PyYAML's safe loader, within bounds on size, depth, aliases and merges.
+Documents are loaded by PyYAML's safe loader, within bounds on size, depth, aliases and merges. A
+template's expressions and what a container takes from elsewhere are open.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from magicdec.errors import ConfigError
@@ -17,7 +18,6 @@ from magicdec.specs.serve_command.start import (
     MOST_STARTS,
     Given,
     Start,
-    json_of,
     text_of,
     words_of,
 )
@@ -28,13 +28,13 @@ MOST_MANIFEST_DEPTH = 100
 MOST_COMMAND = 100_000
 REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][\w.-]*)\)")
 """Kubernetes' reference to a variable of the container, or its escape."""
-COMPOSE = re.compile(
-    r"\$(?:(?P<escaped>\$)|(?P<bare>[A-Za-z_]\w*)|\{(?P<name>[A-Za-z_]\w*)"
-    r"(?:(?P<sign>:?[-+?])(?P<word>[^{}]*))?\})"
+TEMPLATE = re.compile(r"\{\{-?\s*(?P<inside>[^{}]{0,400}?)\s*-?\}\}")
+CONTROL = re.compile(
+    r"^\s*\{\{-?\s*(?:if|else|end|range|with|define|include|template|/\*|toYaml|\$\w).*\}\}\s*$",
+    re.MULTILINE,
 )
-"""A variable of Compose, innermost first."""
-TEMPLATE = re.compile(r"\{\{-?(?P<inside>[^{}]{0,400}?)-?\}\}")
-VALUE = re.compile(r"\$?\.Values\.[\w.]+$")
+"""Lines of a template's control alone."""
+VALUE = re.compile(r"\.Values\.[\w.]+")
 DEVICES = re.compile(r"^(?:(?:nvidia|amd|gpu\.intel)\.com/)?(?:gpu|i915|xe)$")
 DEVICE_NAMES = (
     "nvidia.com/gpu.product",
@@ -66,11 +66,10 @@ def starts_of_yaml(given: Given) -> list[Start]:
     if ":" not in text or "\n" not in text.strip():
         return []
     if "{{" in text:
-        text = _rendered(text, given)
+        text = _marked(text, given)
     documents = load(text)
     mappings = [document for document in documents if isinstance(document, dict)]
     starts: list[Start] = []
-    maps = _config_maps(mappings, given)
     for written in mappings:
         if len(starts) >= MOST_STARTS:
             break
@@ -80,7 +79,7 @@ def starts_of_yaml(given: Given) -> list[Start]:
         starts += _of_values(document, given)
         starts += _of_resources(document)
         for found in _containers(document):
-            starts += _of_container(found, given, maps)
+            starts += _of_container(found, given)
         if not starts:
             starts += _of_embedded(document, given)
     return starts
@@ -170,55 +169,19 @@ def _loader() -> Any:
 # Templates and variables
 
 
-def _rendered(text: str, given: Given) -> str:
-    """A Helm template with the values of the same text or of values.yaml beside it: plain
-    `.Values.a.b`, `default` and `quote`. Lines of control alone are left out."""
-    values: dict[str, Any] = {}
-    parts = re.split(r"^---.*$", text, flags=re.MULTILINE)
-    for part in parts:
-        if "{{" not in part:
-            for document in load(part):
-                if isinstance(document, dict) and "apiVersion" not in document:
-                    values |= document
-    for name in ("values.yaml", "../values.yaml"):
-        for document in load(given.file(name) or ""):
-            if isinstance(document, dict):
-                values = document | values
+def _marked(text: str, given: Given) -> str:
+    """A template whose expressions are open, without its lines of control."""
 
     def value(match: re.Match[str]) -> str:
-        return _template_value(match["inside"].strip(), values, given, match[0])
+        named = VALUE.search(match["inside"])
+        if named is None:
+            place = given.place(match[0])
+            return given.left_open(match[0], f"is a template's{place}")
+        if named[0] in given.values:
+            return given.values[named[0]]
+        return given.left_open(named[0], f"is a chart's value{given.place(named[0])}")
 
-    lines = []
-    for line in text.splitlines():
-        control = re.fullmatch(
-            r"\s*\{\{-?\s*(?:if|else|end|range|with|define|include|template|/\*|toYaml|\$\w).*\}\}\s*",
-            line,
-        )
-        if control is None:
-            lines.append(TEMPLATE.sub(value, line))
-    return "\n".join(lines)
-
-
-def _template_value(
-    inside: str, values: Mapping[str, Any], given: Given, written: str
-) -> str:
-    """The value of `.Values.a.b | default x | quote`, in either order of its words."""
-    words: list[str] = re.findall(r"\"[^\"]*\"|[^\s|]+", inside)
-    references = [word.lstrip("$") for word in words if VALUE.match(word)]
-    if not references:
-        texts = [word.strip('"') for word in words[:1] if word.startswith('"')]
-        return next(iter(texts), "unresolved")
-    (reference, *_) = references
-    value = given.values.get(reference, _at(values, reference.split(".")[2:]))
-    if value in (None, "") and "default" in words[:-1]:
-        default = words[words.index("default") + 1]
-        value = default.strip("\"'")
-    if value is None:
-        given.leave_open(reference, written)
-        return reference
-    if isinstance(value, Mapping | list):
-        return json_of(value)
-    return text_of(value)
+    return TEMPLATE.sub(value, CONTROL.sub("", text))
 
 
 def _at(values: Any, path: Sequence[str]) -> Any:
@@ -231,125 +194,60 @@ def _at(values: Any, path: Sequence[str]) -> Any:
 
 def _interpolated(document: dict[str, Any], given: Given) -> dict[str, Any]:
     """A Compose file with its ${X:-d} resolved, by --set and .env beside it."""
-    variables: Mapping[str, Value] = variables_of(given.file(".env") or "")
+    shell = Shell(given, variables_of(given.file(".env") or ""))
 
-    def value(match: re.Match[str]) -> str:
-        return _compose_value(match, variables, given)
+    def text(node: Any) -> Any:
+        if isinstance(node, str) and "$" in node:
+            return shell.interpolated(node)
+        if isinstance(node, Mapping):
+            return {key: text(value) for key, value in node.items()}
+        if isinstance(node, list):
+            return [text(value) for value in node]
+        return node
 
-    def text(written: str) -> str:
-        for _ in range(8):  # ${A:-${B:-c}}: the innermost first
-            done = COMPOSE.sub(value, written)
-            if done == written:
-                break
-            written = done
-        return written.replace("\0", "$").replace("\1", "$").replace("\2", "")
-
-    resolved = _mapped(document, text)
+    resolved = text(document)
     assert isinstance(resolved, dict)
     return resolved
-
-
-def _compose_value(
-    match: re.Match[str], variables: Mapping[str, Value], given: Given
-) -> str:
-    """One variable of Compose; a dollar that stays is kept apart from those that begin another."""
-    if match["escaped"]:
-        return "\0"
-    name = match["name"] or match["bare"]
-    sign = match["sign"] or ""
-    known = given.values.get(name, variables.get(name))
-    is_given = known is not None and (bool(known) or not sign.startswith(":"))
-    if sign.endswith("+"):
-        return str(match["word"]) if is_given else ""
-    if is_given:
-        return str(known)
-    if sign.endswith("-"):
-        return str(match["word"])
-    given.leave_open(f"${name}", f"{{{name}" if match["name"] else f"${name}")
-    return f"\1{name}\2"
-
-
-def _mapped(node: Any, change: Callable[[str], str]) -> Any:
-    """A document with each text changed."""
-    if isinstance(node, str):
-        return change(node) if "$" in node else node
-    if isinstance(node, Mapping):
-        return {key: _mapped(value, change) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_mapped(value, change) for value in node]
-    return node
-
-
-def _config_maps(
-    documents: Sequence[Mapping[str, Any]], given: Given
-) -> dict[str, dict[str, str]]:
-    """Kubernetes' ConfigMaps and Secrets in plain text by name; what they hold are files too."""
-    maps: dict[str, dict[str, str]] = {}
-    for document in documents:
-        if document.get("kind") not in ("ConfigMap", "Secret"):
-            continue
-        metadata = document.get("metadata")
-        name = metadata.get("name") if isinstance(metadata, Mapping) else None
-        data = document.get("data") or document.get("stringData")
-        if isinstance(data, Mapping) and document["kind"] == "ConfigMap":
-            values = {text_of(key): text_of(value) for key, value in data.items()}
-            maps[text_of(name)] = values
-            for key, value in values.items():
-                given.files.setdefault(key, value)
-    return maps
 
 
 def _environment(
     container: Mapping[str, Any],
     around: Sequence[Mapping[str, Any]],
-    maps: Mapping[str, Mapping[str, str]],
     given: Given,
-) -> dict[str, Value]:
-    """A container's variables."""
+) -> tuple[dict[str, Value], dict[str, str]]:
+    """A container's variables, and why those are open that it takes from elsewhere."""
     variables: dict[str, Value] = {}
+    reasons: dict[str, str] = {}
     for name in _listed(container.get("env_file")):
         path = name.get("path") if isinstance(name, Mapping) else name
         variables |= variables_of(given.file(text_of(path)) or "")
     for holder in (*around[1:3][::-1], container):
-        for source in _listed(holder.get("envFrom")):
-            reference = _at(source, ("configMapRef", "name"))
-            variables |= maps.get(text_of(reference), {})
-    for holder in (*around[1:3][::-1], container):
         for key in ("env", "envs", "environment"):
-            variables |= _pairs_of(holder.get(key), maps)
-    known: dict[str, Value] = {}
-    for name, value in variables.items():
-        known[name] = given.values.get(name, value)
-    return known | dict(given.values)
+            for variable, value in _pairs_of(holder.get(key)):
+                variables.pop(variable, None)
+                reasons.pop(variable, None)
+                if value is None:
+                    place = given.place(variable)
+                    reasons[variable] = f"is taken from elsewhere{place}"
+                else:
+                    variables[variable] = _dereferenced(value, variables, reasons, None)
+    return variables, reasons
 
 
-def _pairs_of(node: Any, maps: Mapping[str, Mapping[str, str]]) -> dict[str, Value]:
-    """Variables as a mapping, as a list of names and values, or as a list of NAME=value."""
-    pairs: dict[str, Value] = {}
-    items: list[Any]
+def _pairs_of(node: Any) -> Iterator[tuple[str, str | None]]:
+    """Variables as a mapping, as a list of names and values, or as a list of NAME=value; None: the
+    value stands elsewhere."""
+    items: list[Any] = _listed(node)
     if isinstance(node, Mapping):
         items = [{"name": name, "value": value} for name, value in node.items()]
-    else:
-        items = _listed(node)
     for item in items:
         if isinstance(item, Mapping):
-            name = text_of(item.get("name"))
-            value = _held(item, maps)
+            value = item.get("value")
+            is_plain = "valueFrom" not in item and not isinstance(value, Mapping | list)
+            yield text_of(item.get("name")), text_of(value) if is_plain else None
         else:
             name, equals, value = text_of(item).partition("=")
-            value = value if equals else None
-        if value is not None and not isinstance(value, Mapping | list):
-            pairs[name] = _dereferenced(text_of(value), pairs, None)
-    return pairs
-
-
-def _held(item: Mapping[str, Any], maps: Mapping[str, Mapping[str, str]]) -> Any:
-    """A variable's value, or that of the ConfigMap that it names."""
-    reference = _at(item, ("valueFrom", "configMapKeyRef"))
-    if not isinstance(reference, Mapping):
-        return item.get("value")
-    held = maps.get(text_of(reference.get("name")), {})
-    return held.get(text_of(reference.get("key")))
+            yield name, value if equals else None
 
 
 def _listed(node: Any) -> list[Any]:
@@ -361,19 +259,28 @@ def _listed(node: Any) -> list[Any]:
 
 
 def _dereferenced(
-    text: str, variables: Mapping[str, Value], given: Given | None
+    text: str,
+    variables: Mapping[str, Value],
+    reasons: Mapping[str, str],
+    given: Given | None,
 ) -> str:
-    """Kubernetes' $(X) resolved; one that is not set stays as it is."""
+    """Kubernetes' $(X) resolved; `given`: where one that is not set is left open."""
 
     def value(match: re.Match[str]) -> str:
-        if match[1] is None:
+        name = match[1]
+        if name is None:
             return "$"
-        known = variables.get(match[1])
+        known = variables.get(name)
+        if given is not None and name in given.values:
+            return given.values[name]
         if isinstance(known, str):
             return known
-        if given is not None:
-            given.leave_open(match[0], match[0])
-        return match[0]
+        if given is None:
+            return match[0]
+        place = given.place(match[0])
+        return given.left_open(
+            match[0], reasons.get(name, f"is set nowhere in this file{place}")
+        )
 
     return REFERENCE.sub(value, text)
 
@@ -400,17 +307,15 @@ def _containers(document: Mapping[str, Any]) -> Iterator[_FoundContainer]:
         stack += reversed(inner)
 
 
-def _of_container(
-    found: _FoundContainer, given: Given, maps: Mapping[str, Mapping[str, str]]
-) -> list[Start]:
+def _of_container(found: _FoundContainer, given: Given) -> list[Start]:
     container, around, path = found
     words = _container_words(container, around)
     if not any(MENTIONS.search(word) for word in words):
         return []
-    variables = _environment(container, around, maps, given)
+    variables, reasons = _environment(container, around, given)
     if "services" not in (around[-1] if around else {}):
-        words = [_dereferenced(word, variables, given) for word in words]
-    shell = Shell(given, variables)
+        words = [_dereferenced(word, variables, reasons, given) for word in words]
+    shell = Shell(given, variables, reasons=reasons)
     shell.command(_as_script(words))
     roles = [text_of(holder.get("subComponentType")) for holder in around[:4]]
     name = f"{path}/{text_of(container.get('name'))} {' '.join(roles)}"
@@ -543,10 +448,10 @@ def _of_values(document: Mapping[str, Any], given: Given) -> list[Start]:
         options.pop("v1", None)
         options.pop("v0", None)
         words = [text_of(model.get("modelURL")), *words_of(options), *extra]
-        variables = _environment(model, (), {}, given)
+        variables, reasons = _environment(model, (), given)
         start = Start(
             engine="vllm",
-            words=[_dereferenced(word, variables, given) for word in words],
+            words=[_dereferenced(word, variables, reasons, given) for word in words],
             version=_version(model.get("tag")),
         )
         if re.fullmatch(r"\d{1,4}", text_of(model.get("requestGPU"))):
@@ -633,9 +538,8 @@ def _of_llm_service(spec: Mapping[str, Any]) -> Start:
     holders = [holder for holder in containers if isinstance(holder, Mapping)]
     for container in holders:
         words += [text_of(word) for word in _listed(container.get("args"))]
-        variables = _pairs_of(container.get("env"), {})
-        extra = variables.get("VLLM_ADDITIONAL_ARGS")
-        if isinstance(extra, str):
+        extra = dict(_pairs_of(container.get("env"))).get("VLLM_ADDITIONAL_ARGS")
+        if extra is not None:
             words += _divided(extra)
     start = Start(engine="vllm", words=words)
     outer = template if isinstance(template, Mapping) else {}

@@ -278,7 +278,7 @@ def _nested(path: Sequence[str], text: str) -> str:
     nested: Any = _scalar(text)
     for key in reversed(path):
         nested = {key: nested}
-    return json.dumps(nested)
+    return json.dumps(nested, ensure_ascii=False)
 
 
 def kind_of(engine: str, name: str) -> str:

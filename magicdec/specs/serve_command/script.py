@@ -1,17 +1,17 @@
 """Python that starts an engine, by its syntax: `LLM(…)`, `AsyncEngineArgs(…)`, `sgl.Engine(…)`,
 `LLMConfig(…)`, and commands handed to a process.
 
-Nothing is run: constants, the module's own names, f-strings, dict and list displays and defaults of
-the environment and of argparse are followed; all else stays a name.
+Nothing is run. Statements are read in their order: plain assignments of constants, f-strings, dict and
+list displays are followed, and of several the last counts. A name that a condition, a loop, a function
+or anything but a plain assignment sets is open, and so is what only a run computes.
 """
 
 from __future__ import annotations
 
 import ast
-import operator
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from magicdec.errors import ConfigError
@@ -19,8 +19,10 @@ from magicdec.specs.serve_command.manifest import start_of_llm_config
 from magicdec.specs.serve_command.shell import Shell
 from magicdec.specs.serve_command.start import (
     INSTALLED,
+    MARKED,
     MOST_BITS,
     MOST_STARTS,
+    OPEN,
     Given,
     Start,
     json_of,
@@ -38,15 +40,8 @@ ENGINES = {
     "LLMConfig": "vllm",
 }
 """Calls that make an engine."""
-RUNS = (
-    "Popen",
-    "run",
-    "call",
-    "check_call",
-    "check_output",
-    "system",
-    "exec",
-    "execvp",
+RUNS = frozenset(
+    ("Popen", "run", "call", "check_call", "check_output", "system", "exec", "execvp")
 )
 LOOKS = re.compile(
     # no \s before them: of many empty lines each would be read to the last
@@ -58,6 +53,18 @@ MOST_SCRIPT_STEPS = 20_000
 MOST_SCRIPT_VALUE = 50_000
 MOST_PYTHON = 250_000
 ENVIRONMENT = ("os.environ.get", "os.getenv", "getenv", "environ.get")
+CHANGES = (
+    "append",
+    "extend",
+    "update",
+    "insert",
+    "pop",
+    "remove",
+    "clear",
+    "setdefault",
+)
+"""Methods that change a list or a dict."""
+EXITS = ("sys.exit", "exit", "quit", "os._exit")
 CONFIG_METHODS = {
     "Eagle3DecodingConfig": "eagle3",
     "EagleDecodingConfig": "eagle3",
@@ -71,10 +78,12 @@ CONFIG_METHODS = {
     "PARDDecodingConfig": "pard",
 }
 """TensorRT-LLM's configurations of speculation."""
-
-
-class _Unknown(str):
-    """A value that only a run gives, as it is written."""
+BRANCHES = (
+    *(ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Match),
+)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+BOUND_APART = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
+"""Expressions with names of their own."""
 
 
 def starts_of_python(given: Given) -> list[Start]:
@@ -87,122 +96,265 @@ def starts_of_python(given: Given) -> list[Start]:
             tree = ast.parse(given.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    return _Reader(given, tree).starts()
+    reader = _Reader(given)
+    try:
+        reader.module(tree)
+    except RecursionError:
+        raise ConfigError("the script nests too deep") from None
+    for start in reader.starts:
+        start.version = start.version or reader.version
+    return reader.starts
 
 
 class _Reader:
-    def __init__(self, given: Given, tree: ast.Module) -> None:
+    def __init__(self, given: Given) -> None:
         self.given = given
-        self.names: dict[str, ast.expr] = {}
-        self.additions: dict[str, list[ast.expr]] = {}
-        self.arguments: dict[str, ast.expr] = {}
-        self.calls: list[ast.Call] = []
+        self.names: dict[str, Any] = {}
+        self.open: dict[str, str] = {}
+        """Why names are not known."""
+        self.several: set[str] = set()
+        """Names that the module sets to more than one value."""
+        self.shared: dict[str, str] = {}
+        """Names that functions set outside themselves."""
+        self.arguments: dict[str, Any] = {}
+        """Defaults of the command line's options."""
         self.modules: dict[str, str] = {}
+        self.functions: list[Function] = []
+        self.starts: list[Start] = []
         self.version: str | None = None
+        self.doubt = ""
+        self.prefix = ""
+        """Before names that a class's body sets."""
         self.steps = 0
-        self.readers: Mapping[type, Callable[[Any, int], Any]] = {
-            ast.Constant: lambda node, _: node.value,
-            ast.Name: self._named,
-            ast.List: lambda node, depth: self._items(node.elts, depth),
-            ast.Tuple: lambda node, depth: self._items(node.elts, depth),
-            ast.Dict: self._dict,
-            ast.JoinedStr: self._text,
-            ast.BinOp: self._sum,
-            ast.BoolOp: self._either,
-            ast.IfExp: self._chosen,
-            ast.UnaryOp: self._negative,
-            ast.Call: self._of_call,
-            ast.Attribute: self._attribute,
-            ast.Subscript: self._subscript,
-        }
+
+    def module(self, tree: ast.Module) -> None:
         for node in ast.walk(tree):
-            self._note(node)
-
-    def starts(self) -> list[Start]:
-        starts = []
-        for call in self.calls:
-            start = self._start(call)
-            if start is not None:
-                start.version = start.version or self.version
-                starts.append(start)
-            if len(starts) == MOST_STARTS:
-                break
-        return starts
-
-    def _note(self, node: ast.AST) -> None:
-        """Keeps what a statement says of names; the first value of a name counts."""
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            self._name(node.targets[0], node.value)
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            self._name(node.target, node.value)
-        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            self.additions.setdefault(node.target.id, []).append(node.value)
-        elif isinstance(node, ast.ImportFrom | ast.Import):
-            self._note_import(node)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            self._defaults(node.args)
-        elif isinstance(node, ast.Call):
-            self.calls.append(node)
-            self._note_call(node)
-        elif isinstance(node, ast.Constant):
-            installed = INSTALLED.search(text_of(node.value)[:200])
-            self.version = installed[1] if installed is not None else self.version
-
-    def _note_import(self, node: ast.ImportFrom | ast.Import) -> None:
-        for alias in node.names:
-            module = alias.name
-            if isinstance(node, ast.ImportFrom):
-                module = node.module or ""
-            self.modules[alias.asname or alias.name] = module
-
-    def _name(self, target: ast.expr, value: ast.expr) -> None:
-        name = _written(target) if isinstance(target, ast.Attribute) else ""
-        if isinstance(target, ast.Name):
-            name = target.id
-        if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-            key = target.slice
-            addition = ast.Dict(keys=[key], values=[value])
-            self.additions.setdefault(target.value.id, []).append(addition)
-        if name:
-            self.names.setdefault(name, value)
-
-    def _defaults(self, arguments: ast.arguments) -> None:
-        names = [*arguments.posonlyargs, *arguments.args]
-        for name, value in zip(names[::-1], arguments.defaults[::-1], strict=False):
-            self.names.setdefault(name.arg, value)
-        for name, default in zip(
-            arguments.kwonlyargs, arguments.kw_defaults, strict=True
-        ):
-            if default is not None:
-                self.names.setdefault(name.arg, default)
-
-    def _note_call(self, call: ast.Call) -> None:
-        if not isinstance(call.func, ast.Attribute):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                installed = INSTALLED.search(node.value[:200])
+                self.version = installed[1] if installed is not None else self.version
+            elif isinstance(node, ast.Global | ast.Nonlocal):
+                why = f"is set in a function (line {node.lineno})"
+                self.shared |= dict.fromkeys(node.names, why)
+        self._block(tree.body)
+        if self.starts:
             return
-        verb = call.func.attr
-        owner = call.func.value
-        if verb == "add_argument" and call.args:
+        for name in self.several:
+            self._leave_open(name, "is set to several values")
+        outer_names = dict(self.names)
+        outer_open = dict(self.open)
+        for function in self.functions:
+            self.names = dict(outer_names)
+            self.open = dict(outer_open)
+            arguments = function.args
+            for argument in (
+                *arguments.posonlyargs,
+                *arguments.args,
+                *arguments.kwonlyargs,
+                *filter(None, (arguments.vararg, arguments.kwarg)),
+            ):
+                why = f"is an argument of {function.name} (line {function.lineno})"
+                self._leave_open(argument.arg, why)
+            for node in ast.walk(function):  # local wherever the function sets it
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    self.names.pop(node.id, None)
+            self.steps += len(self.names) // 100
+            self._block(function.body)
+
+    # Statements
+
+    def _block(self, statements: Sequence[ast.stmt]) -> bool:
+        """Reads statements in their order; whether they leave what they stand in."""
+        return any(map(self._statement, statements))
+
+    def _statement(self, node: ast.stmt) -> bool:
+        self.steps += 1
+        if len(self.starts) >= MOST_STARTS:
+            return True
+        line = f"line {node.lineno}"
+        if isinstance(node, Function):
+            self.functions.append(node)
+            self._leave_open(node.name, f"is a function ({line})")
+        elif isinstance(node, ast.ClassDef):
+            outer = self.prefix
+            self.prefix = f"{outer}{node.name}."
+            self._block(node.body)
+            self.prefix = outer
+        elif isinstance(node, ast.If) and _is_main(node.test):
+            return self._block(node.body)
+        elif isinstance(node, ast.With | ast.AsyncWith):
+            for item in node.items:
+                self._expressions(item)
+            return self._block(node.body)
+        elif isinstance(node, BRANCHES):
+            self._uncertain(node, line)
+        else:
+            self._expressions(node)
+            self._simple(node, line)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                return _called(node.value) in EXITS
+            return isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue)
+        return False
+
+    def _uncertain(self, node: ast.stmt, line: str) -> None:
+        """Branches and loops: what they set is open outside, and in a loop throughout."""
+        is_loop = isinstance(node, ast.For | ast.AsyncFor | ast.While)
+        why = f"is set {'in a loop' if is_loop else 'under a condition'} ({line})"
+        changed = set(_changed(node))
+        if is_loop:
+            for name in changed:
+                self._leave_open(name, why)
+        outer_names = dict(self.names)
+        outer_open = dict(self.open)
+        self.steps += len(outer_names) // 100
+        outer_doubt = self.doubt
+        if not isinstance(node, ast.For | ast.AsyncFor | ast.Try):
+            self.doubt = f"under a condition ({line})"
+        for _, field in ast.iter_fields(node):
+            if isinstance(field, ast.expr):
+                self._expressions(field)
+            elif isinstance(field, list) and field:
+                for inner in field if not isinstance(field[0], ast.stmt) else [None]:
+                    body = field if inner is None else getattr(inner, "body", [])
+                    self._block(body)
+                    self.names = dict(outer_names)
+                    self.open = dict(outer_open)
+        self.doubt = outer_doubt
+        for name in changed:
+            self._leave_open(name, why)
+
+    def _simple(self, node: ast.stmt, line: str) -> None:
+        """What a statement sets."""
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._assign(target, node.value)
+        elif isinstance(node, ast.AnnAssign):
+            if node.value is not None:
+                self._assign(node.target, node.value)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            is_sum = isinstance(node.op, ast.Add)
+            self._extend(node.target.id, node.value, line, is_plain=is_sum)
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            for alias in node.names:
+                module = alias.name
+                if isinstance(node, ast.ImportFrom):
+                    module = node.module or ""
+                name = alias.asname or alias.name
+                self.modules[name] = module
+                self._leave_open(name, f"is imported ({line})")
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            call = node.value
+            if isinstance(call.func, ast.Attribute):
+                self._mutate(call, call.func, line)
+        else:
+            for name in _changed(node):
+                self._leave_open(name, f"is not plainly set ({line})")
+
+    def _mutate(self, call: ast.Call, function: ast.Attribute, line: str) -> None:
+        """words.append(…), words.extend(…), options.update(…), parser.add_argument(…)."""
+        owner = function.value
+        if function.attr == "add_argument" and call.args:
             flag = call.args[-1]
             given = {keyword.arg: keyword.value for keyword in call.keywords}
             if isinstance(flag, ast.Constant) and "default" in given:
                 name = str(flag.value).lstrip("-").replace("-", "_")
-                self.arguments[name] = given["default"]
-        if verb in ("append", "extend", "update") and isinstance(owner, ast.Name):
-            for argument in call.args[:1]:
-                value = argument
-                if verb == "append":
-                    value = ast.List(elts=[argument], ctx=ast.Load())
-                self.additions.setdefault(owner.id, []).append(value)
+                self.arguments[name] = self._value(given["default"])
+        elif isinstance(owner, ast.Name) and owner.id in self.names:
+            value: ast.expr = ast.Constant(None)
+            is_plain = len(call.args) == 1 and not call.keywords
+            if is_plain and function.attr == "append":
+                value = ast.List(elts=[call.args[0]], ctx=ast.Load())
+            elif is_plain and function.attr in ("extend", "update"):
+                value = call.args[0]
+            elif function.attr not in CHANGES:
+                return
+            else:
+                is_plain = False
+            self._extend(owner.id, value, line, is_plain=is_plain)
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        line = f"line {target.lineno}"
+        if isinstance(target, ast.Name | ast.Attribute):
+            self._set(self.prefix + _written(target), self._value(value))
+        elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+            addition = ast.Dict(keys=[target.slice], values=[value])
+            self._extend(target.value.id, addition, line, is_plain=True)
+        elif (
+            isinstance(target, ast.Tuple | ast.List)
+            and isinstance(value, ast.Tuple | ast.List)
+            and len(target.elts) == len(value.elts)
+        ):
+            values = [self._value(item) for item in value.elts]
+            for item, each in zip(target.elts, values, strict=True):
+                if isinstance(item, ast.Name):
+                    self._set(self.prefix + item.id, each)
+        else:
+            for name in _changed(target):
+                self._leave_open(name, f"is not plainly set ({line})")
+
+    def _set(self, name: str, value: Any) -> None:
+        if name in self.names or name in self.open:
+            self.several.add(name)
+        if isinstance(value, str) and MARKED.fullmatch(value):
+            (reference,) = self.given.open_in(value)
+            _, why = self.given.reasons[reference]
+            if why.startswith("is computed"):
+                self._leave_open(name, why)
+                return
+        self.open.pop(name, None)
+        self.names[name] = value
+
+    def _extend(self, name: str, more: ast.expr, line: str, *, is_plain: bool) -> None:
+        value = self.names.get(name)
+        added = self._value(more) if is_plain else None
+        self.several.add(name)
+        if isinstance(value, list) and isinstance(added, list):
+            value += self._bounded(added)  # other names of the list see it
+            self._bounded(value)
+        elif isinstance(value, dict) and isinstance(added, dict):
+            value |= added
+        elif isinstance(value, str) and isinstance(added, str):
+            self.names[name] = self._bounded(value + added)
+        else:
+            self._leave_open(name, f"is not plainly set ({line})")
+
+    def _leave_open(self, name: str, why: str) -> None:
+        self.names.pop(name, None)
+        self.open[name] = why
 
     # Starts
+
+    def _expressions(self, node: ast.AST) -> None:
+        """Engines that a statement's calls make, and the names that its expressions bind."""
+        bound = {}
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.NamedExpr) and isinstance(inner.target, ast.Name):
+                self._leave_open(
+                    inner.target.id, f"is not plainly set (line {inner.lineno})"
+                )
+            elif isinstance(inner, BOUND_APART):
+                for name in _bound(inner):
+                    bound[name] = f"is set in an expression (line {inner.lineno})"
+        outer = dict(self.names) if bound else self.names
+        for name in bound:
+            self.names.pop(name, None)
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Call) and len(self.starts) < MOST_STARTS:
+                start = self._start(inner)
+                if start is not None:
+                    start.doubt = start.doubt or self.doubt
+                    self.starts.append(start)
+        self.names = outer
 
     def _start(self, call: ast.Call) -> Start | None:
         owner, _, last = _called(call).rpartition(".")
         if last in RUNS and call.args:
             return self._process(call)
-        engine = self._engine_of(owner, last)
-        if engine is None:
-            return None
+        engine = ENGINES.get(last)
+        module = self.modules.get(last) or self.modules.get(owner) or owner
+        if engine is None or (engine == "sglang" and "sgl" not in module):
+            return None  # other libraries have an Engine too
+        if "tensorrt_llm" in module:
+            engine = "trtllm"
         options = self._keywords(call)
         if last == "LLMConfig":
             is_served = {"engine_kwargs", "model_loading_config"} & set(options)
@@ -212,224 +364,235 @@ class _Reader:
             return None
         return Start(engine=engine, words=[*words, *words_of(options)])
 
-    def _engine_of(self, owner: str, name: str) -> str | None:
-        """The engine that a call makes; other libraries have an Engine too."""
-        engine = ENGINES.get(name)
-        module = self.modules.get(name) or self.modules.get(owner) or owner
-        if engine == "sglang" and "sgl" not in module:
-            return None
-        if engine is not None and "tensorrt_llm" in module:
-            return "trtllm"
-        return engine
-
     def _keywords(self, call: ast.Call) -> dict[str, Any]:
         options: dict[str, Any] = {}
         for keyword in call.keywords:
             value = self._value(keyword.value)
-            if keyword.arg is None and isinstance(value, Mapping):
-                options |= value
-            elif keyword.arg is not None:
+            if keyword.arg is not None:
                 options[keyword.arg] = value
+            elif isinstance(value, Mapping):
+                options |= value
+            else:
+                options[""] = value
         return options
 
     def _process(self, call: ast.Call) -> Start | None:
         """A command that is handed to a process, as words or as a shell's text."""
         command = self._value(call.args[0])
-        shell = Shell(self.given)
+        shell = Shell(self.given, first_line=call.lineno)
         if isinstance(command, list):
-            words = [text_of(word) for word in command]
-            shell.command(words)
-        elif isinstance(command, str) and not isinstance(command, _Unknown):
+            shell.command([text_of(word) for word in command])
+        elif isinstance(command, str) and not command.startswith(OPEN):
             shell.run(command)
         return shell.starts[0] if shell.starts else None
 
     # Values
 
     def _value(self, node: ast.expr, depth: int = 0) -> Any:
-        """A value as far as the text gives it."""
+        """A value where the text writes it; the mark of an open reference where not."""
+        self._step()
+        if depth > MOST_SCRIPT_DEPTH:
+            return self._computed(node)
+        if isinstance(node, ast.Constant):
+            value = node.value
+            is_long = isinstance(value, int) and value.bit_length() > MOST_BITS
+            return self._computed(node) if is_long else self._bounded(value)
+        if isinstance(node, ast.Name):
+            return self._named(node.id, node)
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node)
+        if isinstance(node, ast.List | ast.Tuple):
+            items: list[Any] = []
+            for element in node.elts:
+                if isinstance(element, ast.Starred):
+                    inner = self._value(element.value, depth + 1)
+                    items += inner if isinstance(inner, list) else [inner]
+                else:
+                    items.append(self._value(element, depth + 1))
+            self.steps += len(items)
+            return items
+        if isinstance(node, ast.Dict):
+            return self._dict(node, depth)
+        if isinstance(node, ast.JoinedStr):
+            parts = []
+            for part in node.values:
+                inner = part
+                if isinstance(part, ast.FormattedValue) and not part.format_spec:
+                    inner = part.value
+                parts.append(text_of(self._value(inner, depth + 1)))
+            return self._bounded("".join(parts))
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            left = self._value(node.left, depth + 1)
+            right = self._value(node.right, depth + 1)
+            if isinstance(left, str) and isinstance(right, str):
+                return self._bounded(left + right)
+            if isinstance(left, list) and isinstance(right, list):
+                return self._bounded(left + right)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            value = self._value(node.operand, depth + 1)
+            if isinstance(value, int | float):
+                return -value
+        if isinstance(node, ast.Call):
+            return self._call(node, depth)
+        if isinstance(node, ast.Subscript):
+            return self._subscript(node, depth)
+        return self._computed(node)
+
+    def _count(self, value: Any) -> None:
+        """Counts what a name stands for: lists of lists can stand for billions."""
+        stack = [value]
+        while stack:
+            inner = stack.pop()
+            self._step()
+            if isinstance(inner, list):
+                stack += inner
+            elif isinstance(inner, dict):
+                stack += inner.values()
+
+    def _step(self) -> None:
         self.steps += 1
         if self.steps > MOST_SCRIPT_STEPS:
             raise ConfigError(
                 f"the script's values take more than {MOST_SCRIPT_STEPS} steps"
             )
-        read = self.readers.get(type(node))
-        if depth > MOST_SCRIPT_DEPTH or read is None:
-            return self._unknown(node)
-        value = read(node, depth)
-        if isinstance(value, str) and len(value) > MOST_SCRIPT_VALUE:
+
+    def _bounded(self, value: Any) -> Any:
+        if isinstance(value, str | list) and len(value) > MOST_SCRIPT_VALUE:
             raise ConfigError(
                 f"a value of the script has more than {MOST_SCRIPT_VALUE} characters"
             )
-        if isinstance(value, int) and value.bit_length() > MOST_BITS:
-            return self._unknown(node)
         return value
 
-    def _text(self, node: ast.JoinedStr, depth: int) -> str:
-        parts = []
-        for part in node.values:
-            inner = part.value if isinstance(part, ast.FormattedValue) else part
-            parts.append(text_of(self._value(inner, depth + 1)))
-        return "".join(parts)
-
-    def _either(self, node: ast.BoolOp, depth: int) -> Any:
-        """The first of several values that is known and true, or the last."""
-        values = [self._value(option, depth + 1) for option in node.values]
-        if isinstance(node.op, ast.And):
-            return self._unknown(node)
-        known = [value for value in values if value and not isinstance(value, _Unknown)]
-        return known[0] if known else values[-1]
-
-    def _negative(self, node: ast.UnaryOp, depth: int) -> Any:
-        value = self._value(node.operand, depth + 1)
-        if isinstance(node.op, ast.USub) and isinstance(value, int | float):
-            return -value
-        return self._unknown(node)
-
-    def _chosen(self, node: ast.IfExp, depth: int) -> Any:
-        """One of two values, where the text says which."""
-        test = self._value(node.test, depth + 1)
-        if isinstance(test, _Unknown):
-            return self._unknown(node)
-        if test:
-            return self._value(node.body, depth + 1)
-        return self._value(node.orelse, depth + 1)
-
-    def _unknown(self, node: ast.expr) -> _Unknown:
-        written = f"${_written(node)}"[:120]
+    def _computed(self, node: ast.expr) -> str:
         line = getattr(node, "lineno", 0)
         why = f"is computed when the script runs (line {line})"
-        self.given.unset.setdefault(written, why)
-        return _Unknown(written)
+        return self.given.left_open(f"${_written(node)}", why)
 
-    def _named(self, node: ast.Name, depth: int) -> Any:
-        name = node.id
+    def _named(self, name: str, node: ast.expr) -> Any:
         if name in self.given.values:
             return self.given.values[name]
-        if name not in self.names:
-            return self._unknown(node)
-        value = self._value(self.names[name], depth + 1)
-        for addition in self.additions.get(name, ()):
-            more = self._value(addition, depth + 1)
-            if isinstance(value, list) and isinstance(more, list):
-                value = [*value, *more]
-            elif isinstance(value, dict) and isinstance(more, dict):
-                value = value | more
-            elif isinstance(value, str) and isinstance(more, str):
-                value = value + more
-        return value
+        if name in self.shared:
+            return self.given.left_open(f"${name}", self.shared[name])
+        if name in self.names:
+            self._count(self.names[name])
+            return self.names[name]
+        why = f"is set nowhere in this file (line {node.lineno})"
+        return self.given.left_open(f"${name}", self.open.get(name, why))
 
-    def _items(self, nodes: list[ast.expr], depth: int) -> list[Any]:
-        items: list[Any] = []
-        for node in nodes:
-            if isinstance(node, ast.Starred):
-                inner = self._value(node.value, depth + 1)
-                items += inner if isinstance(inner, list) else [inner]
-            else:
-                items.append(self._value(node, depth + 1))
-        return items
+    def _attribute(self, node: ast.Attribute) -> Any:
+        written = _written(node)
+        if node.attr in self.given.values:
+            return self.given.values[node.attr]
+        if written in self.names:
+            self._count(self.names[written])
+            return self.names[written]
+        if node.attr in self.arguments:
+            return self.arguments[node.attr]
+        owner = _written(node.value)
+        is_class = owner.rpartition(".")[2][:1].isupper()
+        if written not in self.open and (is_class or owner == "torch"):
+            return node.attr  # a member of an enumeration
+        why = f"is set nowhere in this file (line {node.lineno})"
+        return self.given.left_open(f"${node.attr}", self.open.get(written, why))
 
     def _dict(self, node: ast.Dict, depth: int) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key, item in zip(node.keys, node.values, strict=True):
             value = self._value(item, depth + 1)
-            if key is None and isinstance(value, Mapping):
-                values |= value
-            elif key is not None:
+            if key is not None:
                 values[text_of(self._value(key, depth + 1))] = value
+            elif isinstance(value, Mapping):
+                values |= value
+            else:
+                values[""] = value
         return values
 
-    def _sum(self, node: ast.BinOp, depth: int) -> Any:
-        """Two texts or lists joined, two numbers added or multiplied."""
-        left = self._value(node.left, depth + 1)
-        right = self._value(node.right, depth + 1)
-        join = {ast.Add: operator.add, ast.Mult: operator.mul}.get(type(node.op))
-        for kind in (str, list, int):
-            are_alike = isinstance(left, kind) and isinstance(right, kind)
-            if are_alike and join is not None and (kind is int or join is operator.add):
-                return join(left, right)
-        return self._unknown(node)
-
-    def _of_call(self, node: ast.Call, depth: int) -> Any:
+    def _call(self, node: ast.Call, depth: int) -> Any:
         name = _called(node)
         last = name.rpartition(".")[2]
         if name in ENVIRONMENT and node.args:
-            return self._of_environment(node, depth)
-        if last in ("str", "int", "float") and len(node.args) == 1:
+            return self._environment(node, depth)
+        if name in ("str", "int", "float") and len(node.args) == 1:
             return self._value(node.args[0], depth + 1)
         if last in CONFIG_METHODS:
             return self._keywords(node) | {"decoding_type": CONFIG_METHODS[last]}
-        if last == "dict" or re.search(r"(?:Config|Args)$", last):
+        if name == "dict" or re.search(r"(?:Config|Args)$", last):
             return self._keywords(node)
         if last == "dumps" and node.args:
             return json_of(self._value(node.args[0], depth + 1))
-        if last in ("join", "split"):
-            return self._of_words(node, name, depth)
-        return self._unknown(node)
-
-    def _of_words(self, node: ast.Call, name: str, depth: int) -> Any:
-        """ " ".join(words), shlex.join(words), text.split()."""
-        assert isinstance(node.func, ast.Attribute | ast.Name)
-        if isinstance(node.func, ast.Name):
-            return self._unknown(node)
-        if node.func.attr == "split":
+        if last == "split" and isinstance(node.func, ast.Attribute) and not node.args:
             text = self._value(node.func.value, depth + 1)
-            is_text = isinstance(text, str) and not node.args
-            return text.split() if is_text else self._unknown(node)
-        items = self._value(node.args[0], depth + 1) if node.args else None
-        between = " "
-        if name != "shlex.join":
-            between = text_of(self._value(node.func.value, depth + 1))
-        if isinstance(items, list):
-            return between.join(map(text_of, items))
-        return self._unknown(node)
+            if isinstance(text, str) and OPEN not in text:
+                return text.split()
+        if last == "join" and isinstance(node.func, ast.Attribute) and node.args:
+            items = self._value(node.args[0], depth + 1)
+            between: Any = " "
+            if name != "shlex.join":
+                between = self._value(node.func.value, depth + 1)
+            if isinstance(items, list) and isinstance(between, str):
+                return self._bounded(between.join(map(text_of, items)))
+        return self._computed(node)
 
-    def _of_environment(self, node: ast.Call, depth: int) -> Any:
-        name = self._value(node.args[0], depth + 1)
+    def _environment(self, node: ast.Call, depth: int) -> Any:
+        """os.environ.get(name, default): a name that the text does not set has its default."""
+        name = text_of(self._value(node.args[0], depth + 1))
         if name in self.given.values:
             return self.given.values[name]
+        written = f'os.environ["{name}"]'
+        if written in self.names or written in self.open:
+            return self._computed(node)
         if len(node.args) > 1:
             return self._value(node.args[1], depth + 1)
-        self.given.leave_open(f"${name}", str(name))
-        return _Unknown(f"${name}")
-
-    def _attribute(self, node: ast.Attribute, depth: int) -> Any:
-        written = _written(node)
-        if node.attr in self.given.values:
-            return self.given.values[node.attr]
-        if written in self.names:
-            return self._value(self.names[written], depth + 1)
-        if node.attr in self.arguments:
-            return self._value(self.arguments[node.attr], depth + 1)
-        if isinstance(node.value, ast.Name) and node.value.id in (
-            "args",
-            "self",
-            "opts",
-        ):
-            self.given.unset.setdefault(
-                f"${node.attr}", f"is set nowhere in this file (line {node.lineno})"
-            )
-            return _Unknown(f"${node.attr}")
-        return _Unknown(node.attr)  # a member of an enumeration
+        why = f"is set nowhere in this file (line {node.lineno})"
+        return self.given.left_open(f"${name}", why)
 
     def _subscript(self, node: ast.Subscript, depth: int) -> Any:
         key = self._value(node.slice, depth + 1)
         if _written(node.value) in ("os.environ", "environ"):
-            known = self.given.values.get(text_of(key))
-            if known is not None:
-                return known
+            if text_of(key) in self.given.values:
+                return self.given.values[text_of(key)]
             why = f"is set nowhere in this file (line {node.lineno})"
-            self.given.unset.setdefault(f"${key}", why)
-            return _Unknown(f"${key}")
+            return self.given.left_open(f"${text_of(key)}", why)
         owner = self._value(node.value, depth + 1)
-        if isinstance(owner, Mapping) and key in owner:
+        if isinstance(owner, Mapping) and isinstance(key, str) and key in owner:
             return owner[key]
-        if (
-            isinstance(owner, list)
-            and isinstance(key, int)
-            and -len(owner) <= key < len(owner)
-        ):
+        is_place = isinstance(key, int) and not isinstance(key, bool)
+        if isinstance(owner, list) and is_place and -len(owner) <= key < len(owner):
             return owner[key]
-        return self._unknown(node)
+        return self._computed(node)
+
+
+def _is_main(test: ast.expr) -> bool:
+    """Whether a condition is __name__ == "__main__"."""
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
+        return False
+    return isinstance(test.left, ast.Name) and test.left.id == "__name__"
+
+
+def _changed(node: ast.AST) -> Iterator[str]:
+    """Names that a node may set, or whose lists and dicts it may change."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name | ast.Attribute | ast.Subscript):
+            if isinstance(inner.ctx, ast.Store | ast.Del):
+                owner = inner.value if isinstance(inner, ast.Subscript) else inner
+                yield _written(owner)
+        elif isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute):
+            if isinstance(inner.func.value, ast.Name):
+                yield inner.func.value.id
+        elif isinstance(inner, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+            if inner.name:
+                yield inner.name
+        elif isinstance(inner, ast.alias):
+            yield inner.asname or inner.name
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """Names that a comprehension or a lambda has for itself."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+            yield inner.id
+        elif isinstance(inner, ast.arg):
+            yield inner.arg
 
 
 def _written(node: ast.expr) -> str:

@@ -1,33 +1,42 @@
-"""A shell's script, followed without running anything: variables, arrays, defaults, branches,
-functions, here-documents, and scripts within scripts.
+"""A shell's script, followed without running anything.
 
-Its grammar is tree-sitter's. What depends on the machine (other commands' output, files, users'
-arguments) stays as it is written and is listed by its name.
+Plain assignments are followed, and of several the last counts. A name that a condition, a loop, a
+function, `unset`, `read`, `let` or arithmetic may set is open: a mark stands for it in the words, and
+whoever needs its value asks. What is set in a subshell or a pipe ends with it, as in a shell.
 """
 
 from __future__ import annotations
 
-import ast
 import fnmatch
-import operator
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from magicdec.errors import ConfigError
 from magicdec.specs.serve_command.start import (
     INSTALLED,
+    MARKED,
     MENTIONS,
-    MOST_BITS,
+    OPEN,
+    OTHER_IMAGES,
+    OWN_ARGUMENTS,
     Given,
     Start,
     start_of,
 )
-
-if TYPE_CHECKING:
-    from tree_sitter import Node, Parser
+from magicdec.specs.serve_command.syntax import (
+    ASSIGNED,
+    Command,
+    Compound,
+    Lines,
+    Node,
+    Part,
+    Statement,
+    Word,
+    default_parts,
+    parsed,
+    quoted_parts,
+    unescaped,
+)
 
 Value = str | list[str]
 SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ash", "ksh"))
@@ -45,72 +54,36 @@ SILENT = frozenset(
     )
 )
 """Commands that may name a server and start none."""
-ASSIGNS = frozenset(("export", "declare", "local", "readonly", "typeset", "ENV", "ARG"))
-BUILT_IN = ASSIGNS | {"FROM", "source", ".", "set", "shift", "eval"}
+DECLARES = frozenset(
+    ("export", "declare", "local", "readonly", "typeset", "ENV", "ARG")
+)
+READS = frozenset(("read", "mapfile", "readarray", "getopts", "unset", "let", "printf"))
+"""Commands that set names to what is not written."""
+TESTS = frozenset(("[", "[[", "test", "((", "false", "!"))
+LEAVES = frozenset(("exit", "return", "exec", "break", "continue"))
+ENVIRONMENTS = re.compile(r"activate|conda|profile|bashrc|setvars|cargo/env")
+"""Files that are sourced for paths, not for a server's settings."""
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 MOST_STEPS = 50_000
 MOST_NESTED = 12
-MOST_DEPTH = 150
 MOST_WORDS = 20_000
 MOST_VALUE = 200_000
 MOST_VALUES = 5_000_000
 """Characters of all values that are set, one after the other."""
-PARSE_S = 0.6
-"""Time after which a text is given up as no script."""
-DOCUMENTS = ("heredoc_redirect", "herestring_redirect")
-CLAUSES = ("else_clause", "elif_clause")
-QUICK_BYTES = 50_000
-"""Texts that take less time whatever they hold."""
-PART_BYTES = 4096
+MOST_CUT = 1000
+"""Characters of a value of which a pattern cuts a part."""
 REMARK = re.compile(r"(?<=[ \t])\\[ \t]+#.*$")
 """A comment behind a line's last backslash."""
-REFERENCE = re.compile(r"\$\{?(\w+|[@*#])|\$\(([^()]*)\)")
-OPERATORS: Mapping[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-
-
-@cache
-def _parser() -> Parser:
-    import tree_sitter
-    import tree_sitter_bash
-
-    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
-
-
-class _Words:
-    """Words that an expansion is writing."""
-
-    def __init__(self) -> None:
-        self.done: list[str] = []
-        self.open: str | None = None
-
-    def add(self, text: str) -> None:
-        self.open = (self.open or "") + text
-
-    def close(self) -> None:
-        if self.open is not None:
-            self.done.append(self.open)
-        self.open = None
-
-    def write(self, text: str, *, quoted: bool) -> None:
-        if quoted:
-            self.add(text)
-        else:
-            self.split(text)
-
-    def split(self, text: str) -> None:
-        """Adds an unquoted expansion, which blanks divide into words."""
-        for place, part in enumerate(re.split(r"[ \t\n]+", text)):
-            if place:
-                self.close()
-            if part:
-                self.add(part)
+IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+SUM_SETS = re.compile(
+    r"([A-Za-z_]\w*)(?:\[[^]]*\])?\s*(?:[-+*/%&|^]|<<|>>)?=(?!=)"
+    r"|([A-Za-z_]\w*)\s*(?:\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+)
+"""Names that arithmetic sets."""
+INSIDE = re.compile(
+    r"([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[([^]]*)\])?(?:(:?[-=?+])|(##?|%%?))?(.*)", re.S
+)
+"""The inside of ${…}: a name, an element, a default's or a cut's sign, and the rest."""
 
 
 class Shell:
@@ -119,614 +92,466 @@ class Shell:
     def __init__(
         self,
         given: Given,
-        variables: Mapping[str, Value] | None = None,
+        names: Mapping[str, Value] | None = None,
         *,
-        arguments: Sequence[str] = (),
+        reasons: Mapping[str, str] | None = None,
         depth: int = 0,
+        first_line: int | None = None,
     ) -> None:
         self.given = given
-        self.variables: dict[str, Value] = dict(variables or {})
-        self.arguments: Sequence[str] | None = arguments or None
+        self.names: dict[str, Value] = dict(names or {})
+        self.open: dict[str, str] = dict(reasons or {})
+        """Why names that something sets are not known."""
+        self.exported = {*self.names, *self.open}
+        self.exports_all = False
+        self.ended: dict[str, str] = {}
+        """Names that were set where it did not last."""
+        self.journal: list[tuple[str, Value | None, str | None]] = []
+        """States of names before each change, to go back to where a block ends."""
+        self.settled: set[str] = set()
+        """Names that were plainly set to more than one value."""
+        self.set_by: dict[str, dict[str, str]] = {}
+        """Names that functions set: by function, why they are open elsewhere."""
+        self.functions: list[Compound] = []
+        self.inside = ""
+        """The function that is read."""
         self.depth = depth
-        self.functions: dict[str, Node] = {}
-        self.called: set[str] = set()
         self.starts: list[Start] = []
-        self.doubtful: dict[str, str] = {}
-        """Variables that were set where a condition is not known, with that place."""
         self.doubt = ""
         self.version: str | None = None
+        self.lines = Lines("", given.first_line if first_line is None else first_line)
+        self.is_script = first_line is not None
+        """Whether lines are known; else words of a manifest are read."""
+        self.offset = 0
         self.steps = 0
         self.characters = 0
-        self.followed: Mapping[str, Callable[[Node, int], None]] = {
-            "command": self._command,
-            "variable_assignment": self._assignments,
-            "declaration_command": self._assignments,
-            "redirected_statement": self._redirected,
-            "list": self._list,
-            "if_statement": self._if,
-            "case_statement": self._case,
-            "for_statement": self._for,
-            "while_statement": self._while,
-            "function_definition": self._function,
-        }
 
     def run(self, text: str) -> None:
-        """Follows a script. Raises ConfigError where the part that starts a server is no shell."""
+        """Reads a script. Raises ConfigError where it cannot be taken apart as a shell does."""
         if self.depth > MOST_NESTED or not MENTIONS.search(text):
             return
-        root = _parsed(_continued(text, self.given))
-        self._statement(root, 0)
-        if root.has_error:
-            _check_quotes(root, text)
-        for name, body in self.functions.items():
-            if name not in self.called and not self.starts:
-                self._statement(body, 0)
+        if text.count("\n") > MOST_STEPS:
+            raise ConfigError(f"the script has more than {MOST_STEPS} lines")
+        first = self.lines.first
+        # a shell ignores zero bytes; blanks behind a line's last backslash are a slip
+        text = text.replace("\r\n", "\n").replace("\0", "")
+        text = re.sub(r"\\[ \t]+\n", "\\\n", _continued(text, self.given))
+        statements = parsed(text, first)
+        self.lines = Lines(text, first)
+        self.is_script = True
+        self.functions = list(_functions(statements))
+        for function in self.functions:
+            why = f"is set in the function {function.name} ({self._line(function)})"
+            for name in _function_sets(function):
+                self.set_by.setdefault(name, {})[function.name] = why
+        self._list(statements)
+        if not self.starts:
+            for function in self.functions:
+                self._function(function)
 
     # Statements
 
-    def _statement(self, node: Node, depth: int) -> None:
+    def _list(self, statements: Sequence[Statement]) -> bool:
+        """Reads statements one after the other; whether they leave what they stand in."""
+        chain: int | None = None
+        outer = self.doubt
+        line = ""
+        before: Node | None = None
+        for statement in statements:
+            self.offset = statement.nodes[0].offset
+            if chain is not None and statement.link != "&&":
+                self._end_block(chain, f"is set under a condition ({line})")
+                chain = None
+                self.doubt = outer
+            if statement.link:
+                if chain is None:
+                    chain = len(self.journal)
+                    line = self._line(statement.nodes[0])
+                if statement.link == "||" or _is_test(before):
+                    self.doubt = f"under a condition ({line})"
+            leaves = self._pipeline(statement)
+            before = statement.nodes[-1]
+            if leaves and chain is None:
+                return True
+        if chain is not None:
+            self._end_block(chain, f"is set under a condition ({line})")
+            self.doubt = outer
+        return False
+
+    def _pipeline(self, statement: Statement) -> bool:
+        if len(statement.nodes) == 1 and not statement.is_background:
+            return self._node(statement.nodes[0])
+        for node in statement.nodes:
+            mark = len(self.journal)
+            self._node(node)
+            self._end_block(mark, "", f"is set in a pipe ({self._line(node)})")
+        return False
+
+    def _node(self, node: Node) -> bool:
         self.steps += 1
         if self.steps > MOST_STEPS:
             raise ConfigError(f"the script has more than {MOST_STEPS} steps")
-        if depth > MOST_DEPTH:
-            raise ConfigError(f"the script nests more than {MOST_DEPTH} deep")
-        follow = self.followed.get(node.type)
-        if follow is not None:
-            follow(node, depth)
-            return
-        if node.type == "ERROR" and MENTIONS.search(_text(node)):
-            raise ConfigError(_unreadable(node))
-        for child in node.named_children:
-            self._statement(child, depth + 1)
+        self.offset = node.offset
+        if isinstance(node, Command):
+            return self._command(node)
+        mark = len(self.journal)
+        line = self._line(node)
+        outer = self.doubt
+        if node.kind == "group":
+            return self._list(node.branches[0])
+        if node.kind == "subshell":
+            self._list(node.branches[0])
+            self._end_block(mark, "", f"is set in a subshell ({line})")
+        elif node.kind == "condition":
+            names: set[str] = set()
+            for place, branch in enumerate(node.branches):
+                if place:
+                    self.doubt = f"under a condition ({line})"
+                self._list(branch)
+                names |= self._end_block(mark)
+            for name in names:
+                self._leave_open(name, f"is set under a condition ({line})")
+        elif node.kind in ("loop", "while"):
+            why = f"is set in a loop ({line})"
+            for name in _sets(node):
+                self._leave_open(name, why)
+            mark = len(self.journal)
+            if node.kind == "while":
+                self.doubt = f"under a condition ({line})"
+            for branch in node.branches:
+                self._list(branch)
+            self._end_block(mark, why)
+        self.doubt = outer
+        return False
 
-    def _function(self, node: Node, _: int) -> None:
-        name = node.child_by_field_name("name")
-        body = node.child_by_field_name("body")
-        if name is not None and body is not None:
-            self.functions[_text(name)] = body
+    def _function(self, function: Compound) -> None:
+        """Reads a function's body as if it were called at the script's end."""
+        self.inside = function.name
+        line = self._line(function)
+        self.doubt = f"in the function {function.name} ({line})"
+        self.steps += len(self.settled)
+        for name in self.settled:
+            self._leave_open(name, "is set to several values")
+        for place in (*map(str, range(10)), "@", "*"):
+            if place not in self.given.values:
+                why = f"is an argument of the function {function.name} ({line})"
+                self._leave_open(place, why)
+        mark = len(self.journal)
+        self._list(function.branches[0])
+        self._end_block(mark)
+        self.inside = ""
 
-    def _list(self, node: Node, depth: int) -> None:
-        """a && b, a || b: the second is left out where the first decides it."""
-        parts = node.named_children
-        if len(parts) != 2:
-            for part in parts:
-                self._statement(part, depth + 1)
-            return
-        first, second = parts
-        result = self._holds(first)
-        self._statement(first, depth + 1)
-        is_and = any(child.type == "&&" for child in node.children)
-        if result is None or result == is_and:
-            self._statement(second, depth + 1)
+    def _end_block(self, mark: int, why: str = "", ended: str = "") -> set[str]:
+        """Takes names back to what they were before a block; `why`: those that it set are open."""
+        names = set()
+        while len(self.journal) > mark:
+            name, value, reason = self.journal.pop()
+            names.add(name)
+            self.names.pop(name, None)
+            self.open.pop(name, None)
+            if value is not None:
+                self.names[name] = value
+            if reason is not None:
+                self.open[name] = reason
+        for name in names:
+            if why:
+                self._leave_open(name, why)
+            elif ended:
+                self.ended[name] = ended
+        return names
 
-    def _if(self, node: Node, depth: int) -> None:
-        """The first branch whose condition holds, or may."""
-        for place, test, statements in _branches(node):
-            result = True if test is None else self._holds(test)
-            if result is False:
-                continue
-            with self._doubting(place, is_certain=result is True):
-                for statement in statements:
-                    self._statement(statement, depth + 1)
-            return
+    def _line(self, node: Node) -> str:
+        return f"line {self.lines.at(node.offset)}"
 
-    def _case(self, node: Node, depth: int) -> None:
-        value = node.child_by_field_name("value")
-        subject = ""
-        if value is not None:
-            subject = self._one(value)
-        items = [child for child in node.named_children if child.type == "case_item"]
-        is_known = not REFERENCE.search(subject)
-        chosen = next((item for item in items if self._fits(item, subject)), None)
-        if not is_known:
-            serving = (item for item in items if MENTIONS.search(_text(item)))
-            chosen = next(serving, chosen)
-        if chosen is None:
-            return
-        patterns = chosen.children_by_field_name("value")
-        with self._doubting(node, is_certain=is_known):
-            for child in chosen.named_children:
-                if child not in patterns:
-                    self._statement(child, depth + 1)
+    # Names
 
-    def _fits(self, item: Node, subject: str) -> bool:
-        """Whether one of an item's patterns fits."""
-        patterns = item.children_by_field_name("value")
-        return any(
-            fnmatch.fnmatchcase(subject, self._one(pattern)) for pattern in patterns
-        )
-
-    def _for(self, node: Node, depth: int) -> None:
-        """The first round of a loop."""
-        name = node.child_by_field_name("variable")
-        body = node.child_by_field_name("body")
-        words: list[str] = []
-        for value in node.children_by_field_name("value"):
-            words += self._expanded(value)
-        if body is None or name is None:
-            return
-        if words:
-            self.variables[_text(name)] = words[0]
-        if len(words) > 1 and MENTIONS.search(_text(body)):
-            self.given.notes.append(
-                f"the loop over {_text(name)} ({_line(node)}) is read for {words[0]}, "
-                f"the first of {len(words)}"
-            )
-        self._statement(body, depth + 1)
-
-    def _while(self, node: Node, depth: int) -> None:
-        condition = node.child_by_field_name("condition")
-        body = node.child_by_field_name("body")
-        if body is None or (condition is not None and self._holds(condition) is False):
-            return
-        if "shift" in _text(body) and not self.arguments:
-            return  # reads the script's own arguments, of which there are none
-        self._statement(body, depth + 1)
-
-    def _doubting(self, node: Node, *, is_certain: bool) -> _Doubt:
-        place = ""
-        if not is_certain:
-            place = _line(node)
-        return _Doubt(self, place)
-
-    # Conditions
-
-    def _holds(self, node: Node) -> bool | None:
-        """Whether a condition holds; None: that depends on the machine."""
-        kind = node.type
-        if kind == "negated_command" and node.named_children:
-            inner = self._holds(node.named_children[0])
-            return None if inner is None else not inner
-        if kind == "command":
-            return {"true": True, ":": True, "false": False}.get(_text(node).strip())
-        if kind == "list" and len(node.named_children) == 2:
-            first, second = map(self._holds, node.named_children)
-            return _joined(first, second, node)
-        if kind != "test_command" or not node.named_children:
-            return None
-        return self._test(node.named_children[0])
-
-    def _test(self, node: Node) -> bool | None:
-        kind = node.type
-        parts = node.named_children
-        if kind == "parenthesized_expression" and parts:
-            return self._test(parts[0])
-        if kind == "unary_expression":
-            return self._tested_alone(node)
-        if kind == "binary_expression":
-            return self._compared(node)
-        if kind in ("word", "string", "simple_expansion", "expansion", "concatenation"):
-            return bool(self._known(node))
-        return None
-
-    def _tested_alone(self, node: Node) -> bool | None:
-        """-n, -z and !; whether a file exists is not known."""
-        parts = node.named_children
-        sign = _text(node).split(None, 1)[0]
-        if sign == "-n":
-            return bool(self._known(parts[-1]))
-        if sign == "-z":
-            return not self._known(parts[-1])
-        if not sign.startswith("!"):
-            return None
-        inner = self._test(parts[-1])
-        return None if inner is None else not inner
-
-    def _compared(self, node: Node) -> bool | None:
-        left = node.child_by_field_name("left")
-        right = node.child_by_field_name("right")
-        if left is None or right is None:
-            return None
-        sign = next(
-            (_text(child) for child in node.children if child not in (left, right)), ""
-        )
-        if sign in ("&&", "||", "-a", "-o"):
-            return _joined(self._test(left), self._test(right), node)
-        first = self._known(left)
-        second = self._known(right)
-        if sign in ("=", "==", "!="):
-            if "$(" in first + second:
-                return None
-            return fnmatch.fnmatchcase(first, second) == (sign != "!=")
-        compare = {
-            "-eq": operator.eq,
-            "-ne": operator.ne,
-            "-gt": operator.gt,
-            "-ge": operator.ge,
-            "-lt": operator.lt,
-            "-le": operator.le,
-            "<": operator.lt,
-            ">": operator.gt,
-            "<=": operator.le,
-            ">=": operator.ge,
-        }.get(sign)
-        if compare is None or not (_is_whole(first) and _is_whole(second)):
-            return None
-        return bool(compare(int(first), int(second)))
-
-    def _known(self, node: Node) -> str:
-        """A word in a condition, where what is set nowhere is empty, as a shell has it."""
-        before = dict(self.given.unset)
-        text = self._one(node)
-        for reference in set(self.given.unset) - set(before):
-            del self.given.unset[reference]
-            if not reference.startswith("$("):
-                text = text.replace(reference, "")
-        return text
-
-    # Variables
-
-    def _assignments(self, node: Node, _: int = 0) -> None:
-        parts = [node]
-        if node.type == "declaration_command":
-            parts = list(node.named_children)
-        for part in parts:
-            if part.type == "variable_assignment":
-                self._assign(part)
-                continue
-            name, equals, value = self._one(part).partition("=")
-            if part is not node and equals and name.isidentifier():  # export "X=d"
-                self.variables[name] = value
-
-    def _assign(self, node: Node) -> None:
-        name_node = node.child_by_field_name("name")
-        value_node = node.child_by_field_name("value")
-        if name_node is None:
-            return
-        name = _text(name_node).partition("[")[0]
-        value: Value = ""
-        computed = ""
-        if value_node is not None and value_node.type == "array":
-            value = []
-            for item in value_node.named_children:
-                value += self._expanded(item)
-        elif value_node is not None:
-            value = self._one(value_node)
-            if value.startswith("$("):
-                computed = value
-        if any(child.type == "+=" for child in node.children):
-            value = _appended(self.variables.get(name, ""), value)
+    def _set(self, name: str, value: Value) -> None:
         if len(value) > MOST_VALUE:
-            raise ConfigError(f"{name} has more than {MOST_VALUE} characters")
-        self.characters += len(value)
+            raise ConfigError(f"{name[:40]} has more than {MOST_VALUE} characters")
+        self.characters += len(value) + 1
         if self.characters > MOST_VALUES:
             raise ConfigError(
                 f"the script's values have more than {MOST_VALUES} characters"
             )
-        self.doubtful.pop(name, None)
-        if self.doubt:
-            self.doubtful[name] = self.doubt
-        if computed:
-            self.variables.pop(name, None)
-            self.given.unset[f"${name}"] = (
-                f"is computed when the script runs ({_line(node)})"
-            )
-            return
-        self.variables[name] = value
+        before = self.names.get(name)
+        if before is not None and before != value:
+            self.settled.add(name)
+        self.journal.append((name, before, self.open.pop(name, None)))
+        self.names[name] = value
+
+    def _leave_open(self, name: str, why: str) -> None:
+        self.journal.append((name, self.names.pop(name, None), self.open.get(name)))
+        self.open[name] = why
 
     def lookup(self, name: str) -> Value | None:
-        """A variable's value; None: nothing in the text sets it."""
+        """A name's value, or the mark of one that is open; None: the text never sets it."""
         if name in self.given.values:
             return self.given.values[name]
-        if name in self.doubtful:
-            self.given.notes.append(
-                f"${name} is set under a condition that is not evaluated "
-                f"({self.doubtful[name]}); it is taken to hold"
-            )
-            self.doubtful.pop(name)
-        return self.variables.get(name)
+        for function, why in self.set_by.get(name, {}).items():
+            if function != self.inside or not function:
+                return self.given.left_open(f"${name}", why)
+        if name in self.open:
+            return self.given.left_open(f"${name}", self.open[name])
+        return self.names.get(name)
 
-    def _unset(self, reference: str, written: str) -> str:
-        self.given.leave_open(reference, written)
-        return reference
+    def _nowhere(self, name: str) -> str:
+        why = self.ended.get(name, "is set nowhere in this file")
+        if name not in self.ended and self.is_script:
+            why += f" (line {self.lines.at(self.offset)})"
+        elif name not in self.ended:
+            why += self.given.place(f"${name}") or self.given.place(f"${{{name}")
+        return self.given.left_open(f"${name}", why)
+
+    def _assign(self, name: str, sign: str, index: str, parts: Word) -> None:
+        """An assignment, plain where all of its value is written."""
+        line = f"line {self.lines.at(self.offset)}"
+        if index:
+            self._leave_open(name, f"is set in part ({line})")
+            return
+        value: Value
+        if parts and parts[0].kind == "array":
+            value = [text for word in parts[0].words for text in self._expanded(word)]
+        else:
+            value = self._one(parts)
+            first = next(iter(self.given.open_in(value)), "$NAME")
+            is_name = re.fullmatch(r"\$[\w@*]+", first) is not None
+            if not is_name and value.startswith(OPEN):
+                self._leave_open(name, f"is computed when the script runs ({line})")
+                return
+        if sign == "+=" and name in self.open:
+            return
+        before = self.names.get(name, "")
+        if isinstance(before, list) and isinstance(value, str):  # its first element
+            first, *rest = before or [""]
+            value = [first + value if sign == "+=" else value, *rest]
+        elif sign == "+=":
+            value = _appended(before, value)
+        self._set(name, value)
 
     # Words
 
-    def _expanded(self, node: Node) -> list[str]:
-        words = _Words()
-        self._write(node, words, quoted=False)
-        words.close()
-        return words.done
-
-    def _one(self, node: Node) -> str:
-        return " ".join(self._expanded(node))
-
-    def _write(self, node: Node, words: _Words, *, quoted: bool) -> None:
-        kind = node.type
-        if kind == "raw_string":
-            words.add(_text(node)[1:-1])
-        elif kind in ("string", "translated_string"):
-            words.add("")
-            self._write_parts(node, words)
-        elif kind == "ansi_c_string":
-            words.add(_unescaped(_text(node)[2:-1]))
-        elif kind in ("simple_expansion", "expansion"):
-            self._write_value(node, words, quoted=quoted)
-        elif kind == "command_substitution":
-            self._write_substitution(node, words, quoted=quoted)
-        elif kind == "arithmetic_expansion":
-            words.add(self._sum(node))
-        elif kind in ("concatenation", "command_name"):
-            for child in node.children:
-                self._write(child, words, quoted=quoted)
-        else:
-            words.add(re.sub(r"\\(\r?\n|.)", _unquoted, _text(node), flags=re.DOTALL))
-
-    def _write_parts(self, node: Node, words: _Words) -> None:
-        """The inside of double quotes, or of a here-document: text between expansions."""
-        source = node.text or b""
-        begin = 0
-        end = len(source)
-        if node.type != "heredoc_body":
-            begin = source.index(b'"') + 1
-            end -= 1
-        for child in node.named_children:
-            if not child.type.endswith(("expansion", "substitution")):
-                continue
-            first = child.start_byte - node.start_byte
-            words.add(_in_quotes(source[begin:first].decode()))
-            self._write(child, words, quoted=True)
-            begin = child.end_byte - node.start_byte
-        words.add(_in_quotes(source[begin:end].decode()))
-
-    def _write_value(self, node: Node, words: _Words, *, quoted: bool) -> None:
-        written = _text(node)
-        inside = written.strip("${}")
-        name = re.match(r"[\w@*#?!$-]+", inside)
-        if name is None:
-            words.add(written)
-            return
-        rest = inside[name.end() :]
-        if name[0] == "#" and rest:
-            self._write_length(rest, words)
-            return
-        value = self._value_of(name[0], written)
-        if rest.startswith("["):
-            index, _, rest = rest[1:].partition("]")
-            value = _element(value, index)
-        if re.match(r":?[-+=?]", rest):
-            self._write_default(node, name[0], value, words, quoted=quoted)
-        elif value is None:
-            words.add(self._unset(f"${name[0]}", written))
-        elif isinstance(value, list):
-            self._write_list(value, words, quoted=quoted)
-        else:
-            words.write(_changed(value, rest), quoted=quoted)
-
-    def _value_of(self, name: str, written: str) -> Value | None:
-        if name in ("@", "*"):
-            if self.arguments is None:
-                self.given.leave_open("$@", written)
-                return None
-            return list(self.arguments)
-        if name == "#":
-            return str(len(self.arguments or ()))
-        if name.isdigit():
-            place = int(name) - 1
-            if self.arguments is not None and 0 <= place < len(self.arguments):
-                return self.arguments[place]
-            return None
-        return self.lookup(name)
-
-    def _write_list(self, value: list[str], words: _Words, *, quoted: bool) -> None:
-        for place, item in enumerate(value):
-            if place:
-                words.close()
-            if quoted:
-                words.add(item)
-            else:
-                words.split(item)
-        if not value and words.open == "" and quoted:
-            words.open = None  # "${EMPTY[@]}" is no word
-
-    def _write_length(self, rest: str, words: _Words) -> None:
-        name = re.match(r"\w+", rest)
-        value = None
-        if name is not None:
-            value = self.lookup(name[0])
-        words.add(str(len(value or "")))
-
-    def _write_default(
-        self,
-        node: Node,
-        name: str,
-        value: Value | None,
-        words: _Words,
-        *,
-        quoted: bool,
-    ) -> None:
-        """${X:-d}, ${X-d}, ${X:=d}, ${X:+d} and ${X:?d}."""
-        sign, alternative = _default_of(node)
-        is_given = value is not None
-        if sign.startswith(":"):
-            is_given = bool(value)
-        if sign.endswith("+"):
-            if is_given:
-                self._write_nodes(node, alternative, words, quoted=quoted)
-            return
-        if is_given:
-            assert value is not None
-            if isinstance(value, list):
-                self._write_list(value, words, quoted=quoted)
-            else:
-                words.write(value, quoted=quoted)
-            return
-        if sign.endswith("?"):
-            words.add(self._unset(f"${name}", _text(node)))
-            return
-        inner = _Words()
-        self._write_nodes(node, alternative, inner, quoted=quoted)
-        inner.close()
-        text = " ".join(inner.done)
-        if sign.endswith("="):
-            self.variables[name] = text
-        words.write(text, quoted=quoted)
-
-    def _write_nodes(
-        self, node: Node, parts: list[Node], words: _Words, *, quoted: bool
-    ) -> None:
-        source = node.text or b""
-        last = None
-        for part in parts:
-            if last is not None and part.start_byte > last:
-                gap = source[last - node.start_byte : part.start_byte - node.start_byte]
-                if quoted:
-                    words.add(gap.decode())
-                else:
-                    words.close()
-            self._write(part, words, quoted=quoted)
-            last = part.end_byte
-
-    def _write_substitution(self, node: Node, words: _Words, *, quoted: bool) -> None:
-        """The output of a command, where its text gives it: a here-document, echo, basename."""
-        inner = Shell(self.given, self.variables, depth=self.depth + 1)
-        inner.given = self.given
-        text = inner.output_of(node)
-        if text is None:
-            written = _text(node)
-            self.given.unset.setdefault(
-                written, f"is computed when the script runs ({_line(node)})"
-            )
-            words.add(written)
-        else:
-            words.write(text, quoted=quoted)
-
-    def output_of(self, node: Node) -> str | None:
-        statements = node.named_children
-        if len(statements) != 1 or self.depth > MOST_NESTED:
-            return None
-        (statement,) = statements
-        if statement.type == "redirected_statement":
-            for child in statement.named_children:
-                if child.type == "heredoc_redirect" and _text(statement).startswith(
-                    "cat"
-                ):
-                    return self._document(child).rstrip("\n")
-            return None
-        if statement.type != "command":
-            return None
-        words = self._words_of(statement)
-        if words[:1] == ["echo"]:
-            return " ".join(words[1:])
-        if words[:1] == ["basename"] and len(words) == 2:
-            return words[1].rstrip("/").rpartition("/")[2]
-        return None
-
-    def _sum(self, node: Node) -> str:
-        inside = _text(node)[3:-2]
-
-        def number(match: re.Match[str]) -> str:
-            value = self.lookup(match[1])
+    def _expanded(self, word: Word) -> list[str]:
+        """The words that one word is, its expansions put in and unquoted ones divided."""
+        words: list[str] = []
+        last: str | None = None
+        for part in word:
+            self.offset = part.offset
+            value = self._value(part)
             if isinstance(value, str):
-                return value or "0"
-            return match[0]
+                # a blank at an end of what is not quoted ends the word there
+                pieces = [value] if part.is_quoted else re.split(r"[ \t\n]+", value)
+            elif part.is_quoted:
+                pieces = value
+            else:
+                pieces = [piece for item in value for piece in item.split()]
+            if not pieces and part.is_quoted and last == "":
+                last = None  # "${EMPTY[@]}" is no word
+            for place, piece in enumerate(pieces):
+                if place and last is not None:
+                    words.append(last)
+                    last = None
+                if piece or part.is_quoted:
+                    last = (last or "") + piece
+        if last is not None:
+            words.append(last)
+        return words
 
-        text = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", number, inside)
-        value = _calculated(text)
+    def _one(self, word: Sequence[Part]) -> str:
+        """A word that is not divided, as an assignment's value."""
+        texts = []
+        for part in word:
+            self.offset = part.offset
+            value = self._value(part)
+            texts.append(value if isinstance(value, str) else " ".join(value))
+        return "".join(texts)
+
+    def interpolated(self, text: str) -> str:
+        """Compose's ${X:-d} in a text, and $$ as a dollar."""
+        pieces = re.sub(r"([\\`])", r"\\\1", text).split("$$")
+        return "$".join(self._one(quoted_parts(piece, 0)) for piece in pieces)
+
+    def _value(self, part: Part) -> Value:
+        if part.kind == "text":
+            return part.text
+        line = f"line {self.lines.at(part.offset)}"
+        if part.kind != "value":
+            for name in _sum_sets(part.text):
+                self._leave_open(name, f"is set by arithmetic ({line})")
+            return self._computed(part.text)
+        return self._braced(part.text, part.is_quoted)
+
+    def _computed(self, written: str) -> str:
+        line = self.lines.at(self.offset)
+        why = f"is computed when the script runs (line {line})"
+        return self.given.left_open(re.sub(r"\s+", " ", written), why)
+
+    def _braced(self, inside: str, is_quoted: bool) -> Value:
+        match = INSIDE.fullmatch(inside)
+        if match is None or (match[1] == "#" and match[5]):
+            return self._computed(f"${{{inside}}}")  # a length, a reference to a name
+        name, index, default, cut, rest = match.groups()
+        value = self.lookup(name)
+        if name in ("@", "*") and value is None:
+            return self.given.left_open("$@", OWN_ARGUMENTS)
+        if name in self.given.values and index in ("@", "*"):
+            value = self.given.values[name].split()
+        elif index is not None:
+            element = _element(value, index)
+            if element is None and value is not None:
+                return self._computed(f"${{{inside}}}")
+            value = element
+        elif isinstance(value, list):
+            value = value[0] if value else ""
+        if index == "*" and is_quoted and isinstance(value, list):
+            value = " ".join(value)
+        is_open = isinstance(value, str) and value.startswith(OPEN)
+        if default and not is_open:
+            return self._default(name, default, value, rest, is_quoted)
+        if default and default.endswith("+") and is_open:
+            return value or ""
         if value is None:
-            written = _text(node)
-            self.given.unset.setdefault(
-                written, f"cannot be calculated ({_line(node)})"
-            )
-            return written
-        return str(value)
+            return self._nowhere(name)
+        if cut and isinstance(value, str):
+            pattern = self._one(default_parts(rest))
+            unknown = MARKED.search(value) or MARKED.search(pattern)
+            if unknown is not None:
+                return unknown[0]
+            return _cut(value, cut, pattern)
+        if (rest and not default) or cut:
+            return value if is_open else self._computed(f"${{{inside}}}")
+        return value
 
-    # Redirections and files
-
-    def _redirected(self, node: Node, depth: int) -> None:
-        """A statement whose output is kept as a file, or whose input is a document."""
-        documents, parts = _divided(node)
-        targets = [self._target(part) for part in parts if part.type == "file_redirect"]
-        target = next(filter(None, targets), "")
-        text = None
-        if documents:
-            text = self._document(documents[0])
-        for statement in parts:
-            if statement.type == "command":
-                target, text = self._written(statement, target, text)
-            elif statement.type != "file_redirect":
-                self._statement(statement, depth + 1)
-        if text is not None and target:
-            self.given.files[target] = text
-
-    def _written(
-        self, command: Node, target: str, text: str | None
-    ) -> tuple[str, str | None]:
-        """Follows a command of a redirected statement; the file that it writes, with its text."""
-        words = self._words_of(command)
-        name = words[0].rpartition("/")[2] if words else ""
-        if name == "tee" and len(words) > 1:
-            return words[-1], text
-        if text is not None and not target and SHELLS & set(words):
-            self._nested(text, words)
-        elif name in ("echo", "printf") and target:
-            return target, _printed(words)
+    def _default(
+        self, name: str, sign: str, value: Value | None, word: str, is_quoted: bool
+    ) -> Value:
+        """${X:-d}, ${X-d}, ${X:=d}, ${X:+d} and ${X:?d} of a name that is plain or never set."""
+        is_given = value is not None and (bool(value) or not sign.startswith(":"))
+        if sign.endswith("+") and not is_given:
+            return ""
+        if is_given and not sign.endswith("+"):
+            assert value is not None
+            return value
+        if sign.endswith("?"):
+            return self._nowhere(name)
+        if self.depth + word.count("${") > 4 * MOST_NESTED:
+            raise ConfigError("a variable's default nests too deep")
+        offset = self.offset
+        if is_quoted:
+            text: Value = self._one(quoted_parts(word, offset))
         else:
-            self._command(command)
-        return target, text
-
-    def _target(self, node: Node) -> str:
-        """The file that output goes to; empty: it goes to another place."""
-        is_output = any(child.type in (">", ">>", ">|") for child in node.children)
-        if not is_output or any(
-            child.type == "file_descriptor" for child in node.children
-        ):
-            return ""
-        destination = node.named_children[-1]
-        return self._one(destination)
-
-    def _document(self, node: Node) -> str:
-        if node.type == "herestring_redirect":
-            return self._one(node.named_children[0])
-        start = ""
-        body = None
-        for child in node.children:
-            if child.type == "heredoc_start":
-                start = _text(child)
-            if child.type == "heredoc_body":
-                body = child
-        if body is None:
-            return ""
-        text = _text(body)
-        if not re.search(r"['\"\\]", start):
-            words = _Words()
-            self._write_parts(body, words)
-            text = words.open or ""
-        if any(child.type == "<<-" for child in node.children):
-            text = re.sub(r"^\t+", "", text, flags=re.MULTILINE)
+            text = self._expanded(default_parts(word))
+        self.offset = offset
+        if sign.endswith("="):
+            self._set(name, text if isinstance(text, str) else " ".join(text))
         return text
 
     # Commands
 
-    def _words_of(self, node: Node) -> list[str]:
+    def _command(self, node: Command) -> bool:
+        """Reads a command; whether it leaves the script or the function."""
+        line = self._line(node)
+        parts = list(node.words)
+        before: dict[str, Value] = {}
+        mark = len(self.journal)
+        while parts and _assignment(parts[0]) is not None:
+            assignment = _assignment(parts.pop(0))
+            assert assignment is not None
+            self._assign(*assignment)
+        if not parts and not node.redirects:
+            return False
+        if parts:  # for this command alone, whose words are expanded without
+            changed = {name for name, _, _ in self.journal[mark:]}
+            before = {name: self.lookup(name) or "" for name in changed}
+            self._end_block(mark)
+        if parts and _written(parts[0]) in DECLARES:
+            self._declare(parts, line)
+            return False
         words: list[str] = []
-        for child in node.named_children:
-            if child.type.endswith("_redirect") or child.type == "variable_assignment":
-                continue
-            words += self._expanded(child)
+        for word in parts:
+            words += self._expanded(word)
             if len(words) > MOST_WORDS:
                 raise ConfigError(f"a command has more than {MOST_WORDS} words")
-        return words
+        self.offset = node.offset
+        name = words[0].rpartition("/")[2] if words else ""
+        if name in READS or name == "((":
+            for changed_name in _command_sets(parts):
+                how = "arithmetic" if name in ("((", "let") else f"'{name}'"
+                self._leave_open(changed_name, f"is set by {how} ({line})")
+        target, document = self._redirected(node)
+        if name == "tee" and document is not None and len(words) > 1:
+            self._write(words[-1], document, appends="-a" in words)
+        elif document is not None and target:
+            self._write(target[1], document, appends=target[0] == ">>")
+        elif document is not None and SHELLS & set(words):
+            self._nested(document, words, before)
+            return False
+        elif name == "echo" and target:
+            options = [word for word in words[1:] if word not in ("-e", "-n", "-en")]
+            self._write(
+                target[1], unescaped(" ".join(options)) + "\n", target[0] == ">>"
+            )
+        if words:
+            self.command(words, before)
+        return name in LEAVES and (name != "exec" or len(words) > 1)
 
-    def _command(self, node: Node, _: int = 0) -> None:
-        if node.has_error and MENTIONS.search(_text(node)):
-            raise ConfigError(_unreadable(node))
-        before = {}
-        for child in node.named_children:
-            if child.type == "variable_assignment":
-                name = child.child_by_field_name("name")
-                if name is not None:
-                    before[_text(name)] = self.variables.get(_text(name))
-                self._assign(child)
-        self.command(self._words_of(node))
-        for written, value in before.items():  # set for this command alone
-            if value is None:
-                self.variables.pop(written, None)
+    def _redirected(self, node: Command) -> tuple[tuple[str, str] | None, str | None]:
+        """The operator and file that output goes to, and the document that input comes from."""
+        target = None
+        document = None
+        for redirect in node.redirects:
+            if redirect.document is not None:
+                document = self._one(redirect.document)
+            elif redirect.operator in (">", ">>", ">|") and redirect.target:
+                target = (redirect.operator, self._one(redirect.target))
+        return target, document
+
+    def _write(self, path: str, text: str, appends: bool) -> None:
+        """Keeps a file that the script writes."""
+        if appends:
+            text = self.given.files.get(path, "") + text
+        if self.doubt:
+            self.given.notes.append(
+                f"{path[:80]} is written {self.doubt}, which is taken to hold"
+            )
+        if len(text) <= MOST_VALUES:
+            self.given.files[path] = text
+
+    def _declare(self, parts: Sequence[Word], line: str) -> None:
+        """export, declare, local and readonly, and a Dockerfile's ENV and ARG."""
+        verb = _written(parts[0])
+        options = {
+            sign
+            for part in parts[1:]
+            for sign in _written(part)
+            if _written(part).startswith("-")
+        }
+        for part in parts[1:]:
+            assignment = _assignment(part)
+            if assignment is not None:
+                self._assign(*assignment)
+                name = assignment[0]
             else:
-                self.variables[written] = value
+                text = self._one(part)  # "X=d", or a name alone
+                match = ASSIGNED.match(text)
+                name = text
+                if match is not None:
+                    name = match[1]
+                    self._set(name, text[match.end() :])
+            if verb in ("export", "ENV", "ARG") or "x" in options:
+                self.exported.add(name)
+            if "n" in options:  # a name of another name
+                for other in (name, _written(part).partition("=")[2]):
+                    self.set_by[other] = {"": f"has two names ({line})"}
+            if options & set("ilu") and IDENTIFIER.fullmatch(name):
+                self._leave_open(name, f"is computed by {verb} ({line})")
+        if verb == "ENV" and len(parts) > 2 and _assignment(parts[1]) is None:
+            self._set(_written(parts[1]), " ".join(map(self._one, parts[2:])))
 
-    def command(self, words: list[str]) -> None:
-        """Follows a command whose words are known, as a container's."""
+    def command(
+        self, words: list[str], before: Mapping[str, Value] | None = None
+    ) -> None:
+        """Reads a command whose words are known, as a container's. `before`: names that are set
+        for it alone."""
         self.steps += 1
         if not words:
             return
@@ -735,51 +560,45 @@ class Shell:
             self.given.notes.append(
                 f"'{words[0][:40]}' begins a line and is no part of the command before it"
             )
-        elif name in self.functions:
-            self._call(name, words[1:])
-        elif name in BUILT_IN:
-            self._built_in(name, words)
-        elif name not in SILENT:
-            self._look(words)
-
-    def _built_in(self, name: str, words: list[str]) -> None:
-        """Commands that change the shell itself, and a Dockerfile's."""
-        if name in ASSIGNS:
-            for word in words[1:]:
-                key, equals, value = word.partition("=")
-                if equals:
-                    self.variables[key] = value
         elif name == "FROM":
             self.version = _version_in(words)
         elif name in ("source", "."):
             self._source(words[1:2])
-        elif name == "set" and "--" in words:
-            self.arguments = words[words.index("--") + 1 :]
-        elif name == "shift" and self.arguments:
-            self.arguments = self.arguments[1:]
+        elif name == "set" and {"-a", "allexport"} & set(words):
+            self.exports_all = True
+        elif name == "shift" or (name == "set" and "--" in words):
+            line = self.lines.at(self.offset)
+            for place in (*map(str, range(1, 10)), "@", "*"):
+                self._leave_open(place, f"is set by '{name}' (line {line})")
         elif name == "eval":
-            self._nested(" ".join(words[1:]), words)
+            self._evaluated(" ".join(words[1:]))
+        elif name not in SILENT:
+            self._look(words, before or {})
 
-    def _call(self, name: str, arguments: list[str]) -> None:
-        self.called.add(name)
-        if self.depth > MOST_NESTED:
-            return
-        outer = self.arguments
-        self.arguments = arguments
+    def _evaluated(self, text: str) -> None:
+        """eval: a script in this shell's own scope."""
         self.depth += 1
-        self._statement(self.functions[name], 0)
+        if self.depth <= MOST_NESTED and len(text) <= MOST_VALUE:
+            lines = self.lines
+            first = lines.at(self.offset)
+            statements = parsed(text, first)
+            self.lines = Lines(text, first)
+            self._list(statements)
+            self.lines = lines
         self.depth -= 1
-        self.arguments = outer
 
-    def _source(self, paths: list[str]) -> None:
+    def _source(self, paths: Sequence[str]) -> None:
         for path in paths:
             text = self.given.file(path)
-            if text is not None and self.depth <= MOST_NESTED:
-                self.depth += 1
-                self._statement(_parsed(text), 0)
-                self.depth -= 1
+            if text is not None:
+                self._evaluated(text)
+            elif not ENVIRONMENTS.search(path):
+                line = self.lines.at(self.offset)
+                self.given.notes.append(
+                    f"{path[:80]} (line {line}) is not here: what it sets is not known"
+                )
 
-    def _look(self, words: list[str]) -> None:
+    def _look(self, words: list[str], before: Mapping[str, Value]) -> None:
         """A command that may start a server, itself or in a script that it is given."""
         if "install" in words:
             installed = INSTALLED.search(" ".join(words[:40]))
@@ -792,33 +611,59 @@ class Shell:
             return
         place = _script_in(words)
         if place is not None:
-            self._nested(words[place], words, arguments=words[place + 2 :])
+            self._nested(words[place], words, before)
             return
         start = start_of(words)
         if start is not None:
             start.version = start.version or self.version
-            start.num_gpus = self._visible(words)
+            start.num_gpus = self._visible(words, before)
+            start.doubt = self.doubt
             self.starts.append(start)
             return
         for word in words[1:]:
             if " " in word.strip() and MENTIONS.search(word):
-                self._nested(word, words)
+                self._nested(word, words, before)
 
-    def _nested(
-        self, text: str, words: list[str], *, arguments: Sequence[str] = ()
-    ) -> None:
-        variables: Mapping[str, Value] = self.variables
+    def _nested(self, text: str, words: list[str], before: Mapping[str, Value]) -> None:
+        """A script within a word: a shell of its own, which sees what is exported to it."""
+        names: dict[str, Value] = {}
+        reasons: dict[str, str] = {}
         is_apart = CONTAINERS & {word.rpartition("/")[2] for word in words[:2]}
         if is_apart:
-            variables = self._passed(words)
-        inner = Shell(self.given, variables, arguments=arguments, depth=self.depth + 1)
-        inner.functions = self.functions
+            names = self._passed(words)
+        else:
+            exported = self.exported
+            if self.exports_all:
+                exported = {*self.names, *self.open}
+            self.steps += len(exported) // 10
+            for name in exported:
+                if name in self.open:
+                    reasons[name] = self.open[name]
+                elif (value := self.lookup(name)) is not None:
+                    names[name] = value
+            names |= before
+            for word in words:  # env NAME=value bash -c …
+                match = ASSIGNED.match(word)
+                if match is None and "=" not in word and word in SHELLS:
+                    break
+                if match is not None:
+                    names[match[1]] = word[match.end() :]
+        first = self.lines.at(self.offset)
+        inner = Shell(
+            self.given, names, reasons=reasons, depth=self.depth + 1, first_line=first
+        )
+        inner.ended = {
+            name: "is set and not exported"
+            for name in self.names
+            if name not in names and not is_apart
+        }
         inner.steps = self.steps
         inner.run(text)
         self.steps = inner.steps
         for start in inner.starts:
             start.version = start.version or _version_in(words) or self.version
-            start.num_gpus = start.num_gpus or self._visible(words)
+            start.num_gpus = start.num_gpus or self._visible(words, before)
+            start.doubt = start.doubt or self.doubt
             self.starts.append(start)
 
     def _passed(self, words: list[str]) -> dict[str, Value]:
@@ -836,11 +681,11 @@ class Shell:
                 passed |= variables_of(self.given.file(value) or "")
         return passed
 
-    def _visible(self, words: list[str]) -> int | None:
+    def _visible(self, words: list[str], before: Mapping[str, Value]) -> int | None:
         """Devices that the command may use, where it says which."""
-        passed = self._passed(words[:200])
+        passed = self._passed(words[:200]) | dict(before)
         for name in VISIBLE:
-            value = passed.get(name, self.variables.get(name))
+            value = passed.get(name, self.names.get(name))
             if isinstance(value, str) and re.fullmatch(r"\d+(?:,\d+)*", value):
                 return len(value.split(","))
         for option, value in _options_of(words[:200]):
@@ -851,73 +696,130 @@ class Shell:
         return None
 
 
-class _Doubt:
-    """A part of a script that runs under a condition which is not known."""
-
-    def __init__(self, shell: Shell, place: str) -> None:
-        self.shell = shell
-        self.place = place
-        self.outer = shell.doubt
-
-    def __enter__(self) -> None:
-        self.shell.doubt = self.place or self.outer
-
-    def __exit__(self, *_: object) -> None:
-        self.shell.doubt = self.outer
+# Names that statements set
 
 
-def _divided(node: Node) -> tuple[list[Node], list[Node]]:
-    """A redirected statement's documents, and its other parts, which may stand within these."""
-    documents = [child for child in node.named_children if child.type in DOCUMENTS]
-    parts = [child for child in node.named_children if child.type not in DOCUMENTS]
-    for document in documents:
-        inside = document.named_children
-        parts += [part for part in inside if not part.type.startswith("heredoc")]
-    return documents, parts
+def _functions(statements: Iterable[Statement]) -> Iterator[Compound]:
+    for statement in statements:
+        for node in statement.nodes:
+            if isinstance(node, Compound):
+                if node.kind == "function":
+                    yield node
+                for branch in node.branches:
+                    yield from _functions(branch)
 
 
-def _branches(node: Node) -> Iterator[tuple[Node, Node | None, list[Node]]]:
-    """The branches of an if, each with its condition and statements."""
-    condition = node.child_by_field_name("condition")
-    body = [child for child in node.named_children if child.type not in CLAUSES]
-    yield node, condition, [child for child in body if child != condition]
-    for clause in node.named_children:
-        parts = clause.named_children
-        if clause.type == "elif_clause" and parts:
-            yield clause, parts[0], parts[1:]
-        elif clause.type == "else_clause":
-            yield clause, None, parts
+def _function_sets(function: Compound) -> set[str]:
+    """Names that a function sets outside itself."""
+    names: set[str] = set()
+    own: set[str] = set()
+    body = function.branches[0][0].nodes[0]
+    assert isinstance(body, Compound)
+    for statement in body.branches[0]:
+        for node in statement.nodes:
+            found = _sets(node)
+            is_local = (
+                isinstance(node, Command) and _written(*node.words[:1]) == "local"
+            )
+            if is_local and len(statement.nodes) == 1 and not statement.link:
+                own |= found - names
+            else:
+                names |= found - own
+    for branch in body.branches[1:]:
+        for statement in branch:
+            for node in statement.nodes:
+                names |= _sets(node)
+    return names
 
 
-def _parsed(text: str) -> Node:
-    """The script's syntax. Raises ConfigError for a text that takes too long."""
-    # a shell ignores zero bytes, and the parser takes each for the end
-    source = text.replace("\r\n", "\n").replace("\0", "")
-    # a blank behind a line's last backslash
-    source = re.sub(r"\\[ \t]+\n", "\\\n", source)
-    # a comment between options, whose output is empty
-    source = re.sub(r"`[ \t]*#[^`\n]*`", "", source)
-    data = source.encode(errors="replace")
-    if len(data) > QUICK_BYTES:
-        _check_time(data)
-    return _parser().parse(data).root_node
+def _written(word: Word = ()) -> str:
+    """A word as it stands there, without quotes."""
+    return "".join(part.text for part in word)
 
 
-def _check_time(data: bytes) -> None:
-    """Raises ConfigError for a text that takes too long to parse, as long ones with errors do."""
-    end = time.monotonic() + PARSE_S
+def _sets(node: Node) -> set[str]:
+    """All names that may be set within a node."""
+    if isinstance(node, Command):
+        return _command_sets(node.words)
+    names = set()
+    if node.kind == "loop" and node.name:
+        names = set(IDENTIFIER.findall(node.name))
+    for branch in node.branches:
+        for statement in branch:
+            for inner in statement.nodes:
+                names |= _sets(inner)
+    return names
 
-    def part(begin: int, _: object) -> bytes:
-        return data[begin : begin + PART_BYTES]
 
-    def is_late(*_: object) -> bool:
-        return time.monotonic() > end
+def _command_sets(words: Sequence[Word]) -> set[str]:
+    """Names that a command may set, by its words as they are written."""
+    names: set[str] = set()
+    texts = [_written(word) for word in words]
+    for word in words:
+        for part in word:
+            if part.kind == "value":
+                match = re.match(r"([A-Za-z_]\w*):?=", part.text)
+                names |= {match[1]} if match is not None else set()
+            elif part.kind == "computed":
+                names |= _sum_sets(part.text)
+    place = 0
+    while place < len(words) and (found := _assignment(words[place])) is not None:
+        names.add(found[0])
+        place += 1
+    if place == len(words):
+        return names
+    name = texts[place].rpartition("/")[2]
+    rest = texts[place + 1 :]
+    if name in DECLARES or name in ("eval", "env"):
+        for text in rest:
+            names |= {match[1] for match in re.finditer(r"([A-Za-z_]\w*)\+?=", text)}
+    if name in DECLARES and any(text.startswith("-") for text in rest):
+        for text in rest:
+            names |= set(IDENTIFIER.findall(text.partition("=")[0]))
+    elif name in ("((", "let"):
+        for text in rest:
+            names |= _sum_sets(f"$(({text}))")
+    elif name == "printf":
+        if rest[:1] == ["-v"]:
+            names |= set(rest[1:2])
+    elif name in READS:
+        names |= {text for text in rest if IDENTIFIER.fullmatch(text)}
+        if name == "read" and not names:
+            names.add("REPLY")
+    elif name in ("set", "shift"):
+        names |= {*map(str, range(1, 10)), "@", "*"}
+    return names
 
-    try:
-        _parser().parse(part, progress_callback=is_late)
-    except ValueError:  # it was ended
-        _parser().reset()
-        raise ConfigError("the text takes too long to read as a script") from None
+
+def _sum_sets(written: str) -> set[str]:
+    """Names that $((…)) sets; $(…) and backquotes set none that last."""
+    if not written.startswith("$(("):
+        return set()
+    return {name for found in SUM_SETS.findall(written) for name in found if name}
+
+
+def _assignment(word: Word) -> tuple[str, str, str, Word] | None:
+    """The name, sign, index and value of NAME=value; None: the word is none."""
+    if not word or word[0].kind != "text" or word[0].is_quoted:
+        return None
+    match = ASSIGNED.match(word[0].text)
+    if match is None:
+        return None
+    rest = word[0]._replace(text=word[0].text[match.end() :])
+    value = word[1:]
+    if rest.text:
+        value = (rest, *value)
+    return match[1], match[3], match[2] or "", value
+
+
+def _is_test(node: Node | None) -> bool:
+    """Whether a command does nothing but decide what runs behind it."""
+    if not isinstance(node, Command) or not node.words:
+        return False
+    return _written(node.words[0]) in TESTS
+
+
+# Texts
 
 
 def _continued(text: str, given: Given) -> str:
@@ -940,56 +842,9 @@ def _continued(text: str, given: Given) -> str:
             given.notes.append(
                 f"line {number} begins with an option: it is read as a part of the command before"
             )
-            lines[-1] += line
-        else:
-            lines.append(line)
+            lines[-1] += " \\"
+        lines.append(line)
     return "\n".join(lines)
-
-
-def _check_quotes(root: Node, text: str) -> None:
-    """Raises ConfigError for a quote that does not end."""
-    if text.count("'") + text.count('"') == 0:
-        return
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        is_error = node.type == "ERROR" or node.is_missing
-        if is_error and re.search(r"['\"]", _text(node)):
-            raise ConfigError(_unreadable(node))
-        if node.has_error:
-            stack += node.children
-
-
-def _unreadable(node: Node) -> str:
-    return (
-        f"the command cannot be read as a shell reads it: {_line(node)}, "
-        f"'{_text(node).strip()[:40]}'"
-    )
-
-
-def _text(node: Node) -> str:
-    return (node.text or b"").decode(errors="replace")
-
-
-def _line(node: Node) -> str:
-    return f"line {node.start_point.row + 1}"
-
-
-def _joined(first: bool | None, second: bool | None, node: Node) -> bool | None:
-    """Two conditions' and, or or."""
-    is_and = any(
-        child.type in ("&&", "-a") or _text(child) == "-a" for child in node.children
-    )
-    decides = not is_and
-    if decides in (first, second):
-        return decides
-    if None in (first, second):
-        return None
-    return is_and
-
-
-def _is_whole(text: str) -> bool:
-    return re.fullmatch(r"-?\d{1,12}", text.strip()) is not None
 
 
 def _appended(before: Value, value: Value) -> Value:
@@ -1001,89 +856,29 @@ def _appended(before: Value, value: Value) -> Value:
 
 
 def _element(value: Value | None, index: str) -> Value | None:
-    if index in ("@", "*"):
-        if isinstance(value, str):
-            return [value]
-        return value
-    if isinstance(value, list) and index.isdigit():
-        return value[int(index)] if int(index) < len(value) else ""
-    return value
-
-
-def _changed(value: str, rest: str) -> str:
-    """${X##*/}, ${X%.*}, ${X/a/b}, ${X,,}: a value with a part taken away."""
-    if rest in (",,", "^^"):
-        return value.lower() if rest == ",," else value.upper()
-    match = re.fullmatch(r"(##?|%%?)(.*)", rest, flags=re.DOTALL)
-    if match is not None:
-        sign, pattern = match.groups()
-        cuts = list(range(len(value) + 1))[:1000]
-        order: Iterable[int] = reversed(cuts)
-        if sign in ("#", "%%"):  # the shortest head, the longest tail
-            order = cuts
-        for cut in order:
-            part = value[:cut] if sign[0] == "#" else value[cut:]
-            if fnmatch.fnmatchcase(part, pattern):
-                return value[cut:] if sign[0] == "#" else value[:cut]
-        return value
-    replaced = re.fullmatch(r"(//?)([^/]+)/?(.*)", rest)
-    if replaced is not None:
-        count = -1 if replaced[1] == "//" else 1
-        return value.replace(replaced[2].replace("\\", ""), replaced[3], count)
-    return value
-
-
-def _default_of(node: Node) -> tuple[str, list[Node]]:
-    """The sign of ${X:-word}, and the nodes of its word."""
-    children = node.children
-    for place, child in enumerate(children):
-        sign = _text(child)
-        if sign in (":-", "-", ":=", "=", ":+", "+", ":?", "?"):
-            return sign, [part for part in children[place + 1 :] if part.type != "}"]
-    return ":-", []
-
-
-def _unquoted(match: re.Match[str]) -> str:
-    return "" if match[1].endswith("\n") else match[1]
-
-
-def _in_quotes(text: str) -> str:
-    return re.sub(r"\\([$`\"\\]|\n)", lambda match: match[1].strip("\n"), text)
-
-
-def _unescaped(text: str) -> str:
-    known = {"n": "\n", "t": "\t", "'": "'", "\\": "\\", '"': '"'}
-    return re.sub(r"\\(.)", lambda match: known.get(match[1], match[0]), text)
-
-
-def _calculated(text: str) -> int | None:
-    """A sum of whole numbers."""
-    if len(text) > 200:
+    """${A[i]}; None: the index is not written as a number."""
+    if index in ("@", "*") or value is None:
+        return [value] if isinstance(value, str) and OPEN not in value else value
+    if isinstance(value, str):
+        return value if index == "0" or OPEN in value else None
+    if not re.fullmatch(r"-?\d{1,6}", index):
         return None
-    try:
-        return _value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ArithmeticError, RecursionError):
-        return None
+    place = int(index)
+    return value[place] if -len(value) <= place < len(value) else ""
 
 
-def _value(node: ast.expr) -> int | None:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        left = _value(node.left)
-        right = _value(node.right)
-        if left is not None and right is not None:
-            result = OPERATORS[type(node.op)](left, right)
-            return result if result.bit_length() <= MOST_BITS else None
-    return None
-
-
-def _printed(words: list[str]) -> str:
-    """The output of echo or printf."""
-    options = [word for word in words[1:] if word not in ("-e", "-n", "-en")]
-    if words[0] == "printf" and options and "%s" in options[0]:
-        return "\n".join(options[1:]) + "\n"
-    return _unescaped(" ".join(options)) + "\n"
+def _cut(value: str, sign: str, pattern: str) -> str:
+    """${X##*/}, ${X%.*}: a value without its head or tail."""
+    if len(value) > MOST_CUT or len(pattern) > 100:
+        raise ConfigError(f"a value of more than {MOST_CUT} characters is not cut")
+    cuts: Iterable[int] = range(len(value) + 1)
+    if sign in ("##", "%"):  # the longest head, the shortest tail
+        cuts = reversed(range(len(value) + 1))
+    for cut in cuts:
+        part = value[:cut] if sign[0] == "#" else value[cut:]
+        if fnmatch.fnmatchcase(part, pattern):
+            return value[cut:] if sign[0] == "#" else value[:cut]
+    return value
 
 
 def _script_in(words: Sequence[str]) -> int | None:
@@ -1114,8 +909,6 @@ def _options_of(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _version_in(words: Sequence[str]) -> str | None:
-    from magicdec.specs.serve_command.start import OTHER_IMAGES
-
     for word in words:
         tagged = OTHER_IMAGES.search(word)
         if tagged is not None:

@@ -46,36 +46,79 @@ SHOWN = 80
 """Characters of a value that an error shows."""
 
 
+OPEN = "\ufdd0"
+CLOSE = "\ufdd1"
+"""Around the number of a reference, in a word, whose value is not known; no text holds these two."""
+MARKED = re.compile(rf"{OPEN}(\d+){CLOSE}")
+SHOWN_REFERENCE = 60
+MOST_PLACES = 100
+"""References that are looked for in a manifest; each look reads it whole."""
+MOST_QUESTIONS = 10
+OWN_ARGUMENTS = "is the script's own"
+"""Why "$@" is open outside functions: a script as it is pasted has no arguments."""
+
+
 class Given(msgspec.Struct, kw_only=True):
     """The text to read, and what else may be used to read it."""
 
     text: str
+    first_line: int = 1
     values: Mapping[str, str] = {}
     """Variables that the user sets; they win."""
     folder: Path | None = None
     """Folder of the files that the text names; None: none of them is read."""
     files: dict[str, str] = {}
     """Texts that the input itself writes or holds, by path."""
-    unset: dict[str, str] = {}
-    """References that nothing in the text resolves, with why not."""
+    references: list[str] = []
+    """References whose value is not known, as they are written."""
+    reasons: dict[str, tuple[int, str]] = {}
+    """The number of each reference, and why it is not known."""
     notes: list[str] = []
     """Parts of the text that were taken one way and could run another."""
 
     def place(self, reference: str) -> str:
-        """Where a reference stands, for a message."""
-        start = self.text.find(reference)
-        if start < 0:
+        """Where a reference first stands, for a message."""
+        found = None
+        if len(self.references) < MOST_PLACES:
+            found = re.search(rf"{re.escape(reference)}(?!\w)", self.text)
+        if found is None:
             return ""
-        line = self.text.count("\n", 0, start) + 1
-        return f"line {line}"
+        line = self.text.count("\n", 0, found.start()) + self.first_line
+        return f" (line {line})"
 
-    def leave_open(self, reference: str, written: str) -> None:
-        """Notes a reference that nothing in the text resolves, by where it is written."""
-        if reference in self.unset:
-            return
-        place = self.place(written)
-        where = f" ({place})" if place else ""
-        self.unset[reference] = f"is set nowhere in this file{where}"
+    def left_open(self, reference: str, why: str) -> str:
+        """The mark that stands in a word for a reference whose value is not known."""
+        reference = reference[:SHOWN_REFERENCE]
+        if reference not in self.reasons:
+            self.reasons[reference] = (len(self.references), why)
+            self.references.append(reference)
+        return f"{OPEN}{self.reasons[reference][0]}{CLOSE}"
+
+    def ask(self, questions: Sequence[str]) -> None:
+        """Raises ConfigError with all questions, if there are any."""
+        asked = list(dict.fromkeys(questions))
+        if asked:
+            more = len(asked) - MOST_QUESTIONS
+            shown = asked[:MOST_QUESTIONS] + [f"and {more} more"] * (more > 0)
+            raise ConfigError("; ".join(shown))
+
+    def open_in(self, text: str) -> list[str]:
+        """The references within a text whose values are not known."""
+        numbers = dict.fromkeys(MARKED.findall(text))
+        return [self.references[int(number)] for number in numbers]
+
+    def shown(self, text: str) -> str:
+        """A text with its open references as they are written."""
+        return MARKED.sub(lambda match: self.references[int(match[1])], text)
+
+    def question(self, reference: str, sample: str) -> str:
+        """Asks for a reference's value."""
+        _, why = self.reasons[reference]
+        name = re.sub(r"^\$[({]?|[)}]$", "", reference)
+        is_name = re.fullmatch(r"[\w.@]+", name) is not None
+        if is_name and not (reference.startswith("$(") and "computed" in why):
+            return f"{reference} {why}: --set {name}={sample}"
+        return f"{reference} {why}: write its value there"
 
     def file(self, path: str) -> str | None:
         """The text of a file that the input writes, or that lies beside it; None: neither."""
@@ -107,6 +150,8 @@ class Start(msgspec.Struct, kw_only=True):
     hardware: str | None = None
     is_prefill: bool = False
     """Whether it serves prompts for another server that decodes."""
+    doubt: str = ""
+    """Where it stands, if that may not be reached."""
 
 
 def _text_of(path: Path) -> str | None:
@@ -189,6 +234,9 @@ def words_of(options: Mapping[str, Any]) -> list[str]:
     """Options by name as the words of a command: an object as JSON, a list as several words."""
     words: list[str] = []
     for name, value in options.items():
+        if name == "":  # **options that are not known
+            words.append(text_of(value))
+            continue
         option = re.sub(r"(?<=[a-z0-9])([A-Z])", r"-\1", str(name))
         option = option.replace("_", "-").lower()
         if value is None:
