@@ -15,14 +15,17 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from magicdec.units import INTERVAL_ENDS
+
 Array = npt.NDArray[np.float64]
-Z_90 = 1.6448536269514715
-"""A normal variable lies within ± this many standard deviations with probability 0.9."""
+Z_90 = NormalDist().inv_cdf(INTERVAL_ENDS[1])
+"""A normal variable lies within ± this many standard deviations with probability INTERVAL_SHARE."""
 
 NOTHING = 0.005
 """Rate of first drafts up to which nothing is accepted: published drafts accept many times as much."""

@@ -12,6 +12,11 @@ MIB = 2**20
 GIB = 2**30
 PERCENT = 100.0
 SECONDS_PER_HOUR = 3600.0
+INTERVAL_SHARE = 0.9
+"""Share of the values that every stated interval holds."""
+INTERVAL_ENDS = (0.05, 0.95)
+"""Quantiles between which an interval holds that share."""
+INTERVAL = f"{PERCENT * INTERVAL_SHARE:.0f} % interval"
 
 
 def printable(text: str) -> str:
@@ -65,6 +70,11 @@ def format_percent(share: float, *, signed: bool = False) -> str:
     """A share in a sentence: 12 %; with its sign, +12 %."""
     sign = "+" if signed else ""
     return f"{PERCENT * share:{sign}.0f} %"
+
+
+def format_interval(low: float, high: float, *, to: str = "–") -> str:
+    """An interval of ratios in a sentence: 90 % interval 0.92–1.71."""
+    return f"{INTERVAL} {low:.2f}{to}{high:.2f}"
 
 
 def format_tokens(tokens: float) -> str:

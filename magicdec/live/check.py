@@ -28,7 +28,6 @@ from magicdec.live.settings import (
 )
 from magicdec.naming import METHODS, draft_name, head_named_in, method_name
 from magicdec.perfmodel import (
-    ENDS,
     TREES_LOSE,
     Answer,
     AskedDraft,
@@ -70,7 +69,7 @@ from magicdec.specs import (
     served_checkpoint,
 )
 from magicdec.tasks import usual_lengths
-from magicdec.units import GIB, format_count, format_percent
+from magicdec.units import GIB, INTERVAL_ENDS, format_count, format_percent
 
 USUAL_HARDWARE = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-192gb", "b300-sxm-288gb")
 """Devices of which the first that holds the model is assumed, where neither the command nor its user
@@ -992,7 +991,7 @@ def _over(row: Candidate, now: Candidate, draws: Draws | None) -> Over:
     if times is None:
         width = math.exp(math.hypot(_deviation(row), _deviation(now)) * Z_90)
         return Over(gain, gain / width, gain * width)
-    low, high = np.quantile(times, ENDS).tolist()
+    low, high = np.quantile(times, INTERVAL_ENDS).tolist()
     return Over(gain, low, high, float((times > 1.0).mean()))
 
 

@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from magicdec.perfmodel.drafting import draft_kv_tokens, draft_of
     from magicdec.perfmodel.forward import prefill
     from magicdec.perfmodel.intervals import (
-        ENDS,
         OTHER_HEAD_ERROR,
         cost_place,
         engine_error,

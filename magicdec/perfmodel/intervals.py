@@ -36,6 +36,7 @@ from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.step import StepTerms
 from magicdec.perfmodel.trees import tree_error
 from magicdec.specs import SPARSE_METHODS, EngineProfile, draft_kind
+from magicdec.units import INTERVAL_ENDS
 
 OTHER_DEVICE_ERROR = 0.2
 """Least relative error of an engine's fixed costs on a device that it was not fitted on: hosts and
@@ -62,9 +63,8 @@ ACCEPTANCES = np.array(
     ]
 )
 """Standard deviations of equally likely acceptances."""
-LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+LEVELS = (INTERVAL_ENDS[0], 0.25, 0.5, 0.75, INTERVAL_ENDS[1])
 """Levels of the quantiles that a row carries; the first and the last are the ends of its interval."""
-ENDS = (LEVELS[0], LEVELS[-1])
 QUARTILES = slice(1, len(LEVELS) - 1)
 """Places of the quartiles among LEVELS."""
 LEAST_DEVIATION = 1e-6
@@ -396,7 +396,7 @@ class Interval:
 
     @cached_property
     def _speedup_ends(self) -> Array:
-        return self.gains.quantiles(ENDS)
+        return self.gains.quantiles(INTERVAL_ENDS)
 
     @property
     def speedup_low(self) -> Array:

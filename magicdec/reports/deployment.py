@@ -27,7 +27,7 @@ from magicdec.schema import (
     Verdict,
     nearest,
 )
-from magicdec.units import MIB, MILLI, format_number, format_seconds
+from magicdec.units import MIB, MILLI, format_interval, format_number, format_seconds
 
 COMMENT_WIDTH = 79
 RECEIVING = {
@@ -261,15 +261,15 @@ def _predicted_gain(plan: Deployment) -> str:
         gain = plan.candidate.gain
         quantity = plan.candidate.gain_is_of
         speedup = f"{gain.speedup:.2f}"
-        interval = f"{gain.low:.2f} to {gain.high:.2f}"
+        interval = format_interval(gain.low, gain.high, to=" to ")
         if verdict == "unclear":
             verdict = f"{probability_of(plan.candidate)} likely to pay"
     else:
         best = plan.best
         quantity = "decoding"
         speedup = f"{best.speedup:.2f}"
-        interval = f"{best.speedup_low:.2f} to {best.speedup_high:.2f}"
-    predicted = f"{speedup} (90 % interval {interval})"
+        interval = format_interval(best.speedup_low, best.speedup_high, to=" to ")
+    predicted = f"{speedup} ({interval})"
     return f"Predicted speedup of {quantity} {predicted}: {verdict}."
 
 

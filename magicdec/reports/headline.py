@@ -32,7 +32,7 @@ from magicdec.schema import (
     plan_command,
     verdict_of,
 )
-from magicdec.units import format_number, format_seconds
+from magicdec.units import INTERVAL, format_interval, format_number, format_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +285,7 @@ def _certainty(measured: Record | None, predicted: Record | None) -> str:
         low = predicted.speedup_low
         high = predicted.speedup_high
         if low is not None and high is not None:
-            text += f", 90\u202f% interval {low:.2f}–{high:.2f}"
+            text += f", {format_interval(low, high)}".replace(" %", "\u202f%")
         parts.append(text)
     return "; ".join(parts) or "as recorded"
 
@@ -430,7 +430,7 @@ def _range(record: Record) -> str:
     high = record.speedup_high
     if low is None or high is None:
         return ""
-    kind = "90\u202f% interval"
+    kind = INTERVAL.replace(" %", "\u202f%")
     if record.source == "measured":
         kind = "lowest to highest"
     return f"{low:.2f}–{high:.2f}, {kind}"

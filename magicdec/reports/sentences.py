@@ -29,6 +29,7 @@ from magicdec.units import (
     MILLI,
     PERCENT,
     format_count,
+    format_interval,
     format_number,
     format_percent,
     format_seconds,
@@ -78,7 +79,7 @@ def gain_of(row: Candidate, on_texts: str = "") -> str:
     direction = "as fast"
     if gain.speedup >= 1.0:
         direction = "faster"
-    interval = f"90 % interval {gain.low:.2f}–{gain.high:.2f}"
+    interval = format_interval(gain.low, gain.high)
     if abs(gain.median / gain.speedup - 1.0) > BOTH_SAID:
         interval += f", median {gain.median:.2f}"
     text = f"{gain.speedup:.2f}x {direction} ({interval})"

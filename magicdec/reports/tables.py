@@ -33,7 +33,7 @@ from magicdec.schema import (
     Record,
 )
 from magicdec.schema import column as value_of
-from magicdec.units import format_bytes, format_seconds
+from magicdec.units import INTERVAL, format_bytes, format_seconds
 
 UNKNOWN = "–"
 Kind = Literal[
@@ -247,7 +247,7 @@ def error_table(comparison: Comparison) -> Table | None:
             "measurement."
         )
     if total:
-        note += f" {inside} of {total} measured speedups lie inside their predicted 90 % interval."
+        note += f" {inside} of {total} measured speedups lie inside their predicted {INTERVAL}."
     table = Table.of(
         "errors",
         "Error of the predictions, term by term",
@@ -426,7 +426,7 @@ def candidate_table(data: ReportData) -> Table | None:
         SPEEDUP,
         Column(
             "interval",
-            "90 % interval",
+            INTERVAL,
             value=lambda row: _interval(candidate_record(plan, row)),
         ),
         Column("verdict", "Verdict"),

@@ -21,7 +21,7 @@ from magicdec.reports.tables import (
 )
 from magicdec.reports.text import GAMMA, needed_width, text_table
 from magicdec.schema import Comparison, Record, busy_machine
-from magicdec.units import format_bytes, format_rate, format_seconds
+from magicdec.units import INTERVAL, format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -299,7 +299,7 @@ def _quality(comparison: Comparison) -> Iterable[str]:
     inside, total = comparison.covered
     if total:
         share = inside / total
-        yield f"{inside} of {total} measured speedups ({share:.1%}) lie in their 90 % interval"
+        yield f"{inside} of {total} measured speedups ({share:.1%}) lie in their {INTERVAL}"
     if comparison.regret is not None:
         yield _lost(comparison.regret, comparison.regret_error)
     if comparison.noise is not None:

@@ -47,6 +47,7 @@ from magicdec.schema import (
 from magicdec.schema import column as value_of
 from magicdec.units import (
     GIB,
+    INTERVAL_SHARE,
     MILLI,
     format_bytes,
     format_number,
@@ -407,7 +408,7 @@ TERMINAL_COLUMNS = (
         lambda row: f"{row.cost.per_million_tokens_usd or 0:.2f}",
         _any("cost_per_million_tokens_usd"),
     ),
-    TerminalColumn("speedup (90%)", _speedup),
+    TerminalColumn(f"speedup ({INTERVAL_SHARE:.0%})", _speedup),
     TerminalColumn("10/50/90%", _at_percentiles, _any("break_even_tokens_per_step"), 8),
     TerminalColumn("even at", _even_at, _any("break_even_tokens_per_step"), 8),
     TerminalColumn(

@@ -38,6 +38,7 @@ from magicdec.counts import Z_90
 from magicdec.errors import ConfigError
 from magicdec.naming import describe
 from magicdec.schema.record import CONFIGURATION_FIELDS, SPREAD_FIELDS, Record
+from magicdec.units import INTERVAL_ENDS
 
 TERMS = {
     "autoregressive_step_s": "autoregressive step",
@@ -301,7 +302,7 @@ def bootstrap_interval(samples: Sequence[float]) -> tuple[float, float]:
     size = (NUM_RESAMPLES, len(samples))
     chosen = random.integers(0, len(samples), size=size)
     medians = np.median(np.asarray(samples)[chosen], axis=1)
-    low, high = np.quantile(medians, [0.05, 0.95])
+    low, high = np.quantile(medians, INTERVAL_ENDS)
     return float(low), float(high)
 
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from magicdec.counts import Z_90, Array, constant_rate, expected_tokens_per_step
 from magicdec.perfmodel import (
-    ENDS,
     AcceptanceProfile,
     Cycle,
     Points,
@@ -29,6 +28,7 @@ from magicdec.perfmodel import (
     whole_requests,
 )
 from magicdec.specs import AUTOREGRESSIVE
+from magicdec.units import INTERVAL_ENDS
 from magicdec.validate.pairs import PairRow
 from magicdec.validate.rows import columns, places
 
@@ -239,7 +239,7 @@ def predict_alike(
         deviations=np.sqrt(others + width**2 + of_request**2),
         most=gains.most * scale,
     )
-    low, high = gains.quantiles(ENDS)
+    low, high = gains.quantiles(INTERVAL_ENDS)
     return np.array(
         np.broadcast_arrays(baseline_s, speculative_s, low, high, gains.above())
     )

@@ -21,7 +21,7 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.perfmodel.acceptance.law import static_batch_efficiency
 from magicdec.perfmodel.drafting import draft_kv_tokens
-from magicdec.perfmodel.intervals import ENDS, interval, tokens_error
+from magicdec.perfmodel.intervals import interval, tokens_error
 from magicdec.perfmodel.kernels.gemm import GemmCurve
 from magicdec.perfmodel.kernels.op import BOUNDS, ForwardTime, Op
 from magicdec.perfmodel.plan.choice import CaseChoice
@@ -42,6 +42,7 @@ from magicdec.schema import (
     Operation,
     verdict_of,
 )
+from magicdec.units import INTERVAL_ENDS
 
 NUM_BREAK_EVEN_CONTEXTS = 65
 VERDICTS = np.vectorize(
@@ -103,7 +104,7 @@ def _best_gammas(
     decoding = np.stack([within.full(within.speedup), low, high])
     requests = _requests(case, within)
     if requests is not None:
-        low, high = requests.gains(bounds.gains).quantiles(ENDS)
+        low, high = requests.gains(bounds.gains).quantiles(INTERVAL_ENDS)
 
     def of_usable(values: Array) -> Array:
         return np.where(is_usable[:, bounded], np.reshape(values, cells.shape), 0.0)

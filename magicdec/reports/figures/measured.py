@@ -21,6 +21,7 @@ from magicdec.reports.figures.chart import (
 from magicdec.reports.tables import Column, label_of
 from magicdec.reports.text import GAMMA, percent
 from magicdec.schema import Pair, Record, is_paired, summarise
+from magicdec.units import INTERVAL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +84,7 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
         _histogram(chart, chart.axes[1], with_histogram)
     caption = (
         "Rate at which a drafted token is accepted, given that all before it in its block were. "
-        "Bars: 90 % intervals, clustered by sequence (blocks of one resemble each other) where the "
+        f"Bars: {INTERVAL}s, clustered by sequence (blocks of one resemble each other) where the "
         "record holds it. Dashed: predicted."
     )
     if with_histogram:
@@ -96,7 +97,7 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
             CONFIGURATION,
             Column("position", "Position", "integer"),
             Column("rate", "Measured", "percent"),
-            Column("low", "90 % from", "percent"),
+            Column("low", INTERVAL.replace("interval", "from"), "percent"),
             Column("high", "to", "percent"),
             Column("trials", "Trials", "integer"),
             Column("predicted", "Predicted", "percent"),
@@ -297,7 +298,7 @@ def predicted_vs_measured(data: ReportData) -> Chart | None:
         title=f"Predicted speedups are off by {error} (median of {points})",
         caption="Each mark is one configuration. On the diagonal prediction and measurement agree; "
         "the band is ±10 %. "
-        "Bars: lowest to highest repetition across, 90 % interval of the prediction upwards.",
+        f"Bars: lowest to highest repetition across, {INTERVAL} of the prediction upwards.",
         table="Measured and predicted speedups",
         columns=[
             CONFIGURATION,

@@ -21,6 +21,7 @@ from magicdec.reports.figures.chart import (
 from magicdec.reports.tables import BUDGET, GAMMA_COLUMN, Column, Value
 from magicdec.reports.text import GAMMA_IS
 from magicdec.schema import Record, is_paired
+from magicdec.units import INTERVAL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +35,7 @@ SWEEP_COLUMNS = (
     Column("step_measured", "Step measured", "seconds"),
     Column("speedup_predicted", "Speedup predicted", "ratio"),
     Column("speedup_measured", "Speedup measured", "ratio"),
-    Column("speedup_low", "90 % from", "ratio"),
+    Column("speedup_low", INTERVAL.replace("interval", "from"), "ratio"),
     Column("speedup_high", "to", "ratio"),
 )
 
@@ -334,7 +335,7 @@ def _caption(setting: str, lines: Sequence[DraftCurve]) -> str:
     if predicted:
         interval = ""
         if any(row.speedup_low for row in predicted):
-            interval = ", with its 90\u202f% interval"
+            interval = f", with its {INTERVAL}".replace(" %", "\u202f%")
         parts.append("Line: predicted" + interval)
     if any(line.measured for line in lines):
         parts.append("Points: measured, with the lowest and highest repetition")
