@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-ALLOCATIONS_PER_COLLECTION = 50_000
+ALLOCATIONS_PER_COLLECTION = 500_000
 
 
 def main() -> None:

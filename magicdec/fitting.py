@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from magicdec.counts import Z_90, Array
@@ -25,8 +25,7 @@ INSIDE = 1e-6
 GRADIENT_STEP = 1e-4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Free:
+class Free(msgspec.Struct, frozen=True, kw_only=True):
     """A number to fit: its prior, whose `spread` is the standard deviation of the code (infinite:
     no prior).
     """
@@ -81,8 +80,7 @@ class Free:
         return (self.encode(value) - self.center) / self.spread
 
 
-@dataclass(frozen=True, kw_only=True)
-class Solution:
+class Solution(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of a fit, and the covariance of their codes where residuals have variance 1."""
 
     free: Mapping[str, Free]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+import msgspec
 
 ENGINE_TITLES = {
     "vllm": "vLLM 0.32",
@@ -16,8 +17,7 @@ ENGINE_TITLES = {
 """Serving engines, with the versions that exports are written for."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Method:
+class Method(msgspec.Struct, frozen=True, kw_only=True):
     """A way to draft. How an engine is asked for it stands in the engine's file."""
 
     text: str

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
 
 
-@dataclass(frozen=True, kw_only=True)
-class UsualLengths:
+class UsualLengths(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of a usual request."""
 
     prompt_len: int

@@ -18,6 +18,7 @@ from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from magicdec.counts import Z_90, Array
@@ -365,8 +366,7 @@ def drawn_tokens(
     return np.asarray(np.clip(scaled, 1.0, gamma + 1.0))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Interval:
+class Interval(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The 90 % intervals of a prediction, its tokens per step being uncertain by
     `tokens_relative_error`."""
 

@@ -11,9 +11,9 @@ follows in closed form. The parts are computed in footprint.py, the draft's in d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from magicdec.counts import Array
@@ -29,8 +29,7 @@ from magicdec.perfmodel.setup import ModelSetup
 from magicdec.specs import EngineProfile
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryNeed:
+class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes per device; arrays broadcast."""
 
     weights_bytes: Array

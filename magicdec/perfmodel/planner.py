@@ -307,7 +307,7 @@ def _choice(
     """The choice as documents hold it, with what it leaves out."""
     case = chosen.case
     searched = chosen.searched
-    ranking: Ranking = dataclasses.replace(chosen.rankings[0], best=best)
+    ranking: Ranking = msgspec.structs.replace(chosen.rankings[0], best=best)
     left_out = fastest_left_out(ranking)
     to_train = best_to_train(ranking)
     outcome = outcome_of(best, left_out, to_train, lacks_acceptance=lacks_acceptance)

@@ -25,10 +25,10 @@ caching, preemption.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from magicdec.counts import Array
@@ -45,8 +45,7 @@ from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.step import send_op, step_terms
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cycle:
+class Cycle(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A request's times on a server in steady state, by the equations above. Seconds; arrays
     broadcast.
     """
@@ -406,8 +405,7 @@ def serving_time(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class WholeRequests:
+class WholeRequests(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Requests at the points of a prediction, prefills included, with every slot of its batch
     busy."""
 

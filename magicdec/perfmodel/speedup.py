@@ -11,10 +11,10 @@ scheduler of a server with continuous batching.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -49,16 +49,15 @@ AXES = (*POINT_LIMITS, "max_len")
 """The fields of points that are axes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
+class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Steps of configurations, timed. Arrays broadcast to the points' shape; seconds, tokens, bytes
     per device.
     """
 
-    setup: Setup = field(repr=False)
-    points: Points = field(repr=False)
-    terms: StepTerms = field(repr=False)
-    memory: MemoryNeed = field(repr=False)
+    setup: Setup
+    points: Points
+    terms: StepTerms
+    memory: MemoryNeed
     expected_tokens_per_step: Array
     middle_tokens_per_step: Array
     """Their middle, which more and fewer are as likely as; the mean lies apart where they are only
@@ -201,7 +200,10 @@ class Prediction:
         for name in AXES:
             axis = getattr(self.points, name)
             points[name] = None if axis is None else taken.rows(axis)
-        memory = {name: taken.of(value) for name, value in vars(self.memory).items()}
+        memory = {
+            name: taken.of(value)
+            for name, value in msgspec.structs.asdict(self.memory).items()
+        }
         return Prediction(
             setup=self.setup,
             points=Points(**points, cached=self.points.cached),

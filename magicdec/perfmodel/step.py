@@ -12,11 +12,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from magicdec.counts import Array
@@ -42,8 +42,7 @@ ANY_DEVICE = HardwareProfile(
 """A device without measured kernels, for costs, which are the same on all."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTerms:
+class StepTerms(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The terms of a step; `draft` is one draft step, `upkeep` everything else paid per speculative
     step.
     """
@@ -186,7 +185,7 @@ def step_terms(
     upkeep = upkeep.plus(
         *step.in_stages(step_s, step.staged_passes()), *launched(setup, step_s, tp)
     )
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         alone,
         draft=draft,
         verify=verify,
@@ -196,8 +195,7 @@ def step_terms(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _StepParts(Block):
+class _StepParts(Block, frozen=True, kw_only=True, dict=True):
     """One step of a microbatch: what its terms are made of."""
 
     whole: Array

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,8 +40,7 @@ from magicdec.specs import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Replanned:
+class Replanned(msgspec.Struct, frozen=True, kw_only=True):
     """A plan whose best configuration the engine can run, and the reason if it differs from the
     original's best."""
 
@@ -100,8 +99,7 @@ def for_engine(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Priced:
+class Priced(msgspec.Struct, frozen=True, kw_only=True):
     """A row of a plan as a setup that can be priced anew."""
 
     setup: Setup

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
+
+import msgspec
 
 from magicdec.errors import ConfigError
 
@@ -20,8 +20,7 @@ class BatchBand(NamedTuple):
     gamma: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableGamma:
+class TableGamma(msgspec.Struct, frozen=True, kw_only=True):
     """A plan's best gamma by batch and context; a batch or context between two of the table takes
     the nearest in logarithm. gammas: [batch][context], the axes ascending.
     """
@@ -51,7 +50,7 @@ class TableGamma:
     def at_context(self, context_len: float) -> TableGamma:
         """The table of one context: gamma by batch alone."""
         column = nearest(self.context_lens, context_len)
-        return replace(
+        return msgspec.structs.replace(
             self,
             context_lens=(self.context_lens[column],),
             gammas=tuple((row[column],) for row in self.gammas),
@@ -106,6 +105,8 @@ class TableGamma:
     @property
     def digest(self) -> str:
         """Identifies the table."""
+        import hashlib  # OpenSSL takes as long to load as a row to price
+
         text = repr((self.batch_sizes, self.context_lens, self.gammas))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

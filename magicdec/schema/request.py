@@ -12,7 +12,6 @@ import operator
 import os
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -42,8 +41,7 @@ OF_ARRIVALS = ("burstiness", "p95_ttft_ms", "p95_tpot_ms", "balance")
 """Options that only a rate of arrivals gives a meaning."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Option:
+class Option(msgspec.Struct, frozen=True, kw_only=True):
     """A field of the request as it is asked for."""
 
     help: str
@@ -412,7 +410,7 @@ def request_options() -> dict[str, Option]:
         if field.name == "draft_name":
             continue
         (option,) = hint.__metadata__
-        by_name[option.name or field.name] = replace(
+        by_name[option.name or field.name] = msgspec.structs.replace(
             option,
             field=field.name,
             kind=hint.__origin__,

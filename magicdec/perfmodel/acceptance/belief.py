@@ -19,7 +19,6 @@ from __future__ import annotations
 import gzip
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -324,8 +323,7 @@ class Scales(msgspec.Struct, frozen=True, kw_only=True):
     """Weight of each value of a heavy level; 1 where it is not named."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Rates as points with the logits they show, the noise of each, and their weights."""
 
     points: list[Point]
@@ -566,8 +564,7 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
     """Weight of each row of the table that it was fitted to."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fitted:
+class Fitted(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Coefficients as arrays."""
 
     coefficients: Coefficients

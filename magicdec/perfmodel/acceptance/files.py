@@ -18,10 +18,10 @@ min(N + 1, gamma).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from magicdec.counts import Counts
@@ -38,8 +38,7 @@ MOST_NODES = 20_000
 """Values of a line that are looked through for counts."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImportedAcceptance:
+class ImportedAcceptance(msgspec.Struct, frozen=True, kw_only=True):
     """A file's counts, and its kind."""
 
     kind: str

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -115,8 +114,7 @@ def _grouped(rows: Iterable[Measurement], *names: str) -> dict[Any, list[Measure
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Cells:
+class _Cells(msgspec.Struct, frozen=True, kw_only=True):
     """Counts by (budget, context, position), with the reference point about which the law is
     centred.
     """

@@ -35,7 +35,6 @@ sequence beyond its rate.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -236,8 +235,7 @@ def sanitize(value: Any, low: float) -> Array:
     return np.fmin(np.fmax(np.asarray(value, dtype=np.float64), low), LARGEST)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Runs:
+class Runs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Runs fitted to rates by position that were counted at gamma = `counted`."""
 
     x: Array
@@ -281,7 +279,7 @@ class Runs:
         steps = np.eye(2) * STEP
         tokens = []
         for step in (np.zeros(2), *steps, *-steps):
-            moved = replace(self, x=self.x + step)
+            moved = msgspec.structs.replace(self, x=self.x + step)
             expected, _ = moved.tokens_per_step(gammas)
             tokens.append(expected)
         return np.log(tokens)

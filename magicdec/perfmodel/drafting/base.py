@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 
 from magicdec.counts import Array
@@ -21,8 +22,7 @@ from magicdec.specs import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Block:
+class Block(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a microbatch: its sequences, their cached tokens, and what is drafted."""
 
     setup: Setup
@@ -42,8 +42,7 @@ class Block:
         return self.batch * (self.gamma + 1.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeptTokens:
+class KeptTokens(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that memory must hold: sequences of `length` tokens, the block in flight included."""
 
     batch: Array
@@ -53,8 +52,7 @@ class KeptTokens:
     tp: Array
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrefillPrompts:
+class PrefillPrompts(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts that are prefilled together on one group of tp ranks."""
 
     setup: Setup
@@ -72,8 +70,7 @@ StagedPass = tuple[ForwardTime, Array, Array]
 """A pass through all stages, how often it runs in a step, and its tokens per sequence."""
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True):
     """A draft of one setup. This one drafts nothing."""
 
     setup: ModelSetup

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -27,8 +26,7 @@ from magicdec.specs import (
 )
 
 
-@dataclass(frozen=True)
-class HeadDraft(SeparateNetwork):
+class HeadDraft(SeparateNetwork, frozen=True):
     """A trained head that drafts token by token. EAGLE's input joins the target's last hidden state
     and the last token's embedding."""
 
@@ -151,8 +149,7 @@ class HeadDraft(SeparateNetwork):
         return [linear("fuse", at, m=tokens, n=hidden, k=2 * hidden)]
 
 
-@dataclass(frozen=True)
-class PredictionHeadDraft(HeadDraft):
+class PredictionHeadDraft(HeadDraft, frozen=True):
     """Multi-token prediction: a layer that is published with the target, in its formats; who
     narrows the target later leaves it in 16 bits. Trained at the target's lengths, it gains no
     acceptance by a window, and loses next to none (SGLang's pull request 32673).
@@ -177,8 +174,7 @@ class PredictionHeadDraft(HeadDraft):
         return self.setup.draft_precision or own
 
 
-@dataclass(frozen=True)
-class Eagle3Draft(HeadDraft):
+class Eagle3Draft(HeadDraft, frozen=True):
     """EAGLE-3: its layer projects hidden state and embedding to queries, keys and values; hidden
     states of three of the target's layers are made one for each verified token."""
 
@@ -202,8 +198,7 @@ class Eagle3Draft(HeadDraft):
         ]
 
 
-@dataclass(frozen=True)
-class ParallelEagleHead(Eagle3Draft):
+class ParallelEagleHead(Eagle3Draft, frozen=True):
     """P-EAGLE (arXiv 2602.01469): EAGLE-3 whose one pass takes in the verified tokens and gamma - 1
     masked ones behind them."""
 
@@ -221,8 +216,7 @@ class ParallelEagleHead(Eagle3Draft):
         return whole.times(1.0 / gamma)
 
 
-@dataclass(frozen=True)
-class ParallelHead(HeadDraft):
+class ParallelHead(HeadDraft, frozen=True):
     """A head that proposes a block in one pass of gamma masked positions and the last token."""
 
     def step(self, block: Block, query_len: Any = 1.0) -> ForwardTime:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,8 +12,7 @@ from magicdec.perfmodel.drafting.base import Block, Draft
 from magicdec.perfmodel.kernels.op import Op, fixed
 
 
-@dataclass(frozen=True)
-class LookUp(Draft):
+class LookUp(Draft, frozen=True):
     """A draft that is text found before. A sequence without a match has none in that step."""
 
     drafts: ClassVar[bool] = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,8 +41,7 @@ from magicdec.specs import ModelSpec, Parallelism, valid_tp_sizes
 TOKEN_BYTES = 8.0
 
 
-@dataclass(frozen=True)
-class Network(Draft):
+class Network(Draft, frozen=True):
     """A draft that a network proposes token by token."""
 
     drafts: ClassVar[bool] = True
@@ -191,8 +189,7 @@ class Network(Draft):
         return [fixed("draft launches", "overhead", launches_s, bases=(basis,))]
 
 
-@dataclass(frozen=True)
-class SelfDraft(Network):
+class SelfDraft(Network, frozen=True):
     """The target drafting for itself, with a part of its cache or other weights."""
 
     def beside_network(self, block: Block, *, drawn: Array) -> list[Op]:
@@ -304,8 +301,7 @@ class SelfDraft(Network):
         return [(network, block.gamma, np.ones(()))]
 
 
-@dataclass(frozen=True)
-class SeparateNetwork(Network):
+class SeparateNetwork(Network, frozen=True):
     """A network beside the target, with weights and a cache of its own, on the last stage."""
 
     knows_every_token: ClassVar[bool] = True
@@ -338,8 +334,7 @@ class SeparateNetwork(Network):
         return [time]
 
 
-@dataclass(frozen=True)
-class DraftModel(SeparateNetwork):
+class DraftModel(SeparateNetwork, frozen=True):
     """A smaller model of the target's vocabulary, with its whole cache or a part of it."""
 
     @property

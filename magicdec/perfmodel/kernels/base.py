@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeVar, get_type_hints
 
 import msgspec
@@ -105,8 +104,7 @@ def mean_waves(filling: Array) -> tuple[Array, Array]:
     return np.maximum(filling + 0.5, 1.0), deviation
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelTable:
+class KernelTable(msgspec.Struct, frozen=True, kw_only=True):
     """How a file of timed kernels is read: its columns, the work of its rows, and which rows
     count."""
 
@@ -129,7 +127,7 @@ class KernelTable:
     """Weight in the fit of rows that do not count."""
     marks: tuple[str, ...] = ()
     """Further columns by which the file is recognised."""
-    flags: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    flags: Mapping[str, tuple[str, str]] = msgspec.field(default_factory=dict)
     """Columns that are 1 where another has some text, else 0."""
     select: Callable[[Any], Any] = lambda frame: frame
     """The rows of a file's data frame that are timings of this kernel."""
@@ -399,7 +397,9 @@ def with_priors(parameters: Parameters, generic: msgspec.Struct) -> dict[str, Fr
     with_prior = dict(parameters)
     for name, free in parameters.items():
         if free.prior is None:
-            with_prior[name] = replace(free, prior=getattr(generic, name))
+            with_prior[name] = msgspec.structs.replace(
+                free, prior=getattr(generic, name)
+            )
     return with_prior
 
 

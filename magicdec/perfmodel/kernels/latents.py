@@ -491,7 +491,9 @@ def indexer(at: Where, work: Scores, *, top_k: int, count: Any = 1.0) -> list[Op
         kv_bytes=batch * kv_len * work.head_dim * KEY_BYTES,
     )
     basis = IndexerCurve.basis(hw, "indexer", work)
-    basis = replace(basis, relative_error=max(basis.relative_error, INDEXER_ERROR))
+    basis = msgspec.structs.replace(
+        basis, relative_error=max(basis.relative_error, INDEXER_ERROR)
+    )
     time = curve.seconds(hw, work)
     scores = operation(
         "indexer", "attention", at, cost, time, "fp8", basis=basis, count=count

@@ -28,9 +28,9 @@ Ignored: links shared with other traffic.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
+import msgspec
 import numpy as np
 
 from magicdec.counts import Array
@@ -423,7 +423,7 @@ def _sent(
     cost = Cost(collective_bytes=np.where(ranks > 1, size * count, 0.0))
     basis = AllReduceCurve.basis(at.hw, "all-reduce", work, kernels)
     if name != "all_reduce":
-        basis = replace(basis, kernel=name, source="carried over")
+        basis = msgspec.structs.replace(basis, kernel=name, source="carried over")
     return fixed(name, "link", seconds, cost, least_s=count * least_s, bases=(basis,))
 
 
@@ -468,7 +468,9 @@ def exchange(
         sent = np.where(np.asarray(work.num_ranks) > 1, copies, 0.0)
         seconds = count * exchange_time(at.hw, work, token_bytes)
         basis = ExchangeCurve.basis(at.hw, "exchange of tokens", work)
-        basis = replace(basis, relative_error=max(basis.relative_error, EXCHANGE_ERROR))
+        basis = msgspec.structs.replace(
+            basis, relative_error=max(basis.relative_error, EXCHANGE_ERROR)
+        )
         cost = Cost(collective_bytes=count * sent)
         found.append(fixed(name, "link", seconds, cost, bases=(basis,)))
     return found

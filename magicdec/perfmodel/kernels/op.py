@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from magicdec.counts import Array
@@ -89,8 +90,7 @@ class OpTime(NamedTuple):
     spread_s: Any = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Basis:
+class Basis(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time of a kernel comes from, and how sure it is."""
 
     kernel: str
@@ -99,7 +99,7 @@ class Basis:
     """One standard deviation of its time, relative."""
     work: Any = None
     """Shape of the work that was timed by it."""
-    ranges: Ranges = field(default_factory=dict)
+    ranges: Ranges = msgspec.field(default_factory=dict)
     """Shapes that the table holds; empty: not known."""
 
     @property
@@ -127,7 +127,7 @@ class Basis:
                 changed[name] = change(value)
         if not changed:
             return self
-        return replace(self, work=self.work._replace(**changed))
+        return msgspec.structs.replace(self, work=self.work._replace(**changed))
 
     def averaged(self, weight: Array) -> Basis:
         """The basis with the mean shape over the last axis, by these weights."""
@@ -194,7 +194,10 @@ class Op:
 
     def named(self, suffix: str) -> Op:
         """The operation with this behind the names of its kernels."""
-        bases = (replace(basis, kernel=basis.kernel + suffix) for basis in self.bases)
+        bases = (
+            msgspec.structs.replace(basis, kernel=basis.kernel + suffix)
+            for basis in self.bases
+        )
         return replace(self, bases=tuple(bases))
 
     def by(self, factor: Any) -> Op:
@@ -312,8 +315,7 @@ def _sum(operations: list[Op]) -> Op:
     return replace(operations[0], cost=cost, bases=tuple(bases), **seconds)
 
 
-@dataclass(frozen=True)
-class ForwardTime:
+class ForwardTime(msgspec.Struct, frozen=True, dict=True):
     """The operations of a pass (or of several: they concatenate), with totals."""
 
     ops: tuple[Op, ...]

@@ -11,7 +11,6 @@ The same structs describe a CPU that was calibrated locally.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import tomllib
 import zlib
@@ -564,6 +563,8 @@ def held_out(table: KernelTable, rows: Columns) -> Mask:
 
 
 def _hash(values: Sequence[float]) -> int:
+    import hashlib  # profiles that are read need none
+
     text = ",".join(str(int(value)) for value in values)
     digest = hashlib.sha256(text.encode()).hexdigest()
     return int(digest, 16)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -86,8 +85,7 @@ def arrivals_objective(num_gpus: int, requests_per_s: float) -> ArrivalsObjectiv
     return ArrivalsObjective(num_gpus, -requests_per_s)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ranking:
+class Ranking(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of one load that compete, ranked."""
 
     place: int
@@ -100,8 +98,7 @@ class Ranking:
     """Those of them that may be chosen."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CaseChoice:
+class CaseChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration to run of one case, spread in one way, and what it was chosen from."""
 
     case: Case
@@ -161,7 +158,7 @@ def choose(
             if as_good:
                 taken = preferred(ranking.best, as_good, searched.evidence)
                 other = ranking.best if taken is not ranking.best else as_good[0]
-                rankings[place] = dataclasses.replace(ranking, best=taken)
+                rankings[place] = msgspec.structs.replace(ranking, best=taken)
                 if place == 0:
                     tied = other
         best = rankings[0].best
@@ -208,7 +205,7 @@ def _rankings(
             # the least loss over the texts is no gain over all of them together, which the answer names
             gaining = [row for row in admitted if row.gain.speedup > 1.0]
             best = ranked(place, alone_here, gaining, [], scores).best
-            ranking = dataclasses.replace(ranking, best=best)
+            ranking = msgspec.structs.replace(ranking, best=best)
         rankings.append(ranking)
     rankings.sort(key=lambda ranking: objective(ranking.best), reverse=True)
     return rankings
@@ -372,8 +369,7 @@ def pareto(rows: Iterable[Candidate]) -> list[Candidate]:
 # ------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class DraftOnTexts:
+class DraftOnTexts(msgspec.Struct, frozen=True, kw_only=True):
     """The searched configurations of one draft on each text."""
 
     rows: DraftRows
@@ -385,8 +381,7 @@ class DraftOnTexts:
     """Generated tokens per second of all replicas: [texts, rows]."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextRates:
+class TextRates(msgspec.Struct, frozen=True, kw_only=True):
     """The rate of every searched configuration of a case on each text."""
 
     case: Case
@@ -498,7 +493,7 @@ def _predicted_by_text(prediction: Prediction, law: BeliefByText) -> Prediction:
     tree = setup.speculation.tree
     if tree is not None:
         middle = tokens_of_tree(law, tree, **where)
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         prediction,
         points=points,
         middle_tokens_per_step=middle,

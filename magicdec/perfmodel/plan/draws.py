@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from magicdec.counts import Array
@@ -62,8 +62,7 @@ def normals(num: int) -> Array:
     return np.concatenate([half, -half])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Competitor:
+class Competitor(msgspec.Struct, frozen=True, kw_only=True):
     """Competing configurations of one draft. `option` None: decoding without a draft."""
 
     option: DraftOption | None

@@ -777,7 +777,9 @@ def with_paying_rate(
     by_position = np.repeat(rates[:, None, None], len(gammas), axis=-1)
     tokens = expected_tokens_per_step(by_position, gammas)
     prediction = predict(case.setup(option), usual, at)
-    speedups = dataclasses.replace(prediction, expected_tokens_per_step=tokens).speedup
+    speedups = msgspec.structs.replace(
+        prediction, expected_tokens_per_step=tokens
+    ).speedup
     pays = np.flatnonzero(speedups.max(axis=-1) > 1.0)
     least = None
     if len(pays):

@@ -518,8 +518,7 @@ def _check_draft_tp(
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceGroups:
+class DeviceGroups(msgspec.Struct, frozen=True, kw_only=True):
     """tp sizes to search, and how groups of tp ranks form a replica."""
 
     tp_sizes: tuple[int, ...]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import NormalDist
@@ -41,8 +40,7 @@ MEASURED_RANGE = 1.05
 COST_MEASURED = "cost measured (yours)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Users:
+class Users(msgspec.Struct, frozen=True, kw_only=True):
     """Latencies and rates that users see and limits bear on: of whole requests where their lengths
     are known.
     """
@@ -152,8 +150,7 @@ def candidates(
     return msgspec.convert(documents, list[Candidate])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rows(Users):
+class Rows(Users, frozen=True, kw_only=True, dict=True):
     """A prediction in rows, and what several quantities of its candidates are computed from."""
 
     acceptance: AcceptanceProfile | None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -62,8 +61,7 @@ def at_any_gamma(row: Candidate) -> tuple[object, ...]:
     return (*draft, *layout, row.batch_size)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DraftRows:
+class DraftRows(msgspec.Struct, frozen=True, kw_only=True):
     """The best candidates of one draft in one case, and their predictions in the same order.
     `option` None: autoregressive decoding."""
 
@@ -79,8 +77,7 @@ class Place(NamedTuple):
     row: int
 
 
-@dataclass(frozen=True)
-class SearchResult:
+class SearchResult(msgspec.Struct, frozen=True, dict=True):
     """Everything found of each draft of a case, decoding without one first; and the way back from a
     row to its draft and prediction."""
 

@@ -12,7 +12,6 @@ measured.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -52,8 +51,7 @@ TABLE_BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
 TABLE_CONTEXTS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Best:
+class Best(msgspec.Struct, frozen=True, kw_only=True):
     """A draft at its best gamma and budget of each batch and context; arrays are [batch,
     context]."""
 
@@ -127,8 +125,7 @@ def _requests(case: Case, rows: Prediction) -> WholeRequests | None:
     return whole_requests(rows, output_len=gen_len)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Axes:
+class Axes(msgspec.Struct, frozen=True, kw_only=True):
     """Batches and contexts of a table. Columns of its arrays are the contexts, then `fine`."""
 
     batches: list[int]
@@ -168,8 +165,7 @@ class Axes:
         return slice(len(self.contexts), None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableCells:
+class TableCells(msgspec.Struct, frozen=True, kw_only=True):
     """The cells of a table; arrays are [batch, context] over all contexts of its axes."""
 
     speedup: Array
@@ -479,7 +475,7 @@ def memory_use(
         option=option, budget=best.draft_budget, gamma=best.gamma
     )
     use = {}
-    for name, value in vars(prediction.memory).items():
+    for name, value in msgspec.structs.asdict(prediction.memory).items():
         use[name] = float(np.ravel(value)[0])
     return MemoryUse(
         **use,

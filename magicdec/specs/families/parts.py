@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
+
+import msgspec
 
 from magicdec.errors import ConfigError
 from magicdec.specs.families.keys import Keys
@@ -120,8 +121,7 @@ def zeros_and_ones(keys: Keys, key: str, default: Callable[[int], bool]) -> list
 # Attention
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupedQuery:
+class GroupedQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Reads grouped-query attention; its fields are what one architecture does in its own way."""
 
     bias: bool | str = False
@@ -412,8 +412,7 @@ NO_BIAS: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
+class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """How the configurations of one architecture are read: its layers, and what differs from Llama
     around them.
     """
@@ -429,7 +428,7 @@ class Architecture:
     norm: Norm = RMS
     eps_key: str = "rms_norm_eps"
     details: Callable[[Keys], Details] = lambda keys: {}
-    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    fixed: Mapping[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
     """Structural keys, each with the only values that are understood."""
     ignored: str = ""
     """Structural keys by their names that this architecture carries and that change nothing in it.

@@ -5,9 +5,10 @@ rule.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from magicdec.errors import ConfigError
 from magicdec.specs.families import parts
@@ -183,7 +184,9 @@ QWEN3_MOE = Architecture(
     ignored="qkv_bias",
 )
 MULTIMODAL_ROPE = partial(read_rope, types=MULTIMODAL_TYPES)
-QWEN2_VL = replace(QWEN2, mixer=GroupedQuery(bias=True, rope=MULTIMODAL_ROPE))
+QWEN2_VL = msgspec.structs.replace(
+    QWEN2, mixer=GroupedQuery(bias=True, rope=MULTIMODAL_ROPE)
+)
 SHARED_NAMES = TensorNames(shared="shared_expert")
 HYBRID: dict[str, Any] = {
     "mixer": hybrid_mixer,
@@ -228,12 +231,12 @@ ROWS = {
 
 MULTIMODAL = {
     "qwen2_5_vl_text": QWEN2_VL,
-    "qwen3_vl_text": replace(
+    "qwen3_vl_text": msgspec.structs.replace(
         QWEN3,
         mixer=biased(qk_norm="head", rope=MULTIMODAL_ROPE),
         kinds=parts.all_full,
     ),
-    "qwen3_vl_moe_text": replace(
+    "qwen3_vl_moe_text": msgspec.structs.replace(
         QWEN3_MOE,
         mixer=biased(qk_norm="head", rope=MULTIMODAL_ROPE),
         mlp=sparse_step(partial(parts.experts, normalized=True)),
