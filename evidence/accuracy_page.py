@@ -9,6 +9,7 @@ from the paper's rows, and from the tables of servers in tests/data.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -276,7 +277,7 @@ def picture() -> str:
         ):
             chosen = np.flatnonzero((errors >= least) & (errors < most))
             least = most
-            look = {
+            look: dict[str, Any] = {
                 "color": colour,
                 "marker": marker,
                 "ls": "none",

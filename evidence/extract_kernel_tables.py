@@ -345,7 +345,7 @@ def write(path: Path, frames: list[pd.DataFrame | None]) -> None:
 def main(systems: Path, directory: Path, devices: list[str]) -> None:
     chosen = [each for each in SYSTEMS if not devices or SYSTEMS[each] in devices]
     pairs = [linear_tables(systems, system) for system in chosen]
-    tables = {
+    tables: dict[str, list[pd.DataFrame | None]] = {
         "gemm": [products(systems, system) for system in chosen],
         "decode_attention": [
             attention(systems, system, "generation") for system in chosen

@@ -21,8 +21,10 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
@@ -103,7 +105,7 @@ class Prepared:
     """Weight of the prior of each."""
 
 
-def level_matches(points: Sequence[Point], level: Level) -> Array:
+def level_matches(points: Sequence[Point], level: Level) -> Any:
     """Products of a level's covariate where points share its value, 0 elsewhere: [points, points]."""
     keys = belief.level_keys(points, level)
     values = np.array([belief.COVARIATES[level.covariate](point) for point in points])
@@ -185,7 +187,7 @@ def _most_likely(data: Prepared) -> tuple[Array, Array, dict[str, dict[str, floa
     for number in range(ROUNDS):
         steps = LIKELIHOOD_STEPS if number == 0 else LIKELIHOOD_STEPS // 4
         x = _minimum(loss, x, steps)
-        inverse = np.linalg.inv(covariance(x))
+        inverse: Array = np.asarray(np.linalg.inv(covariance(x)), np.float64)
         scaled = inverse @ data.logits
         for index, level in enumerate(LEVELS):
             if level.name in HEAVY:
@@ -257,6 +259,7 @@ def _best_left_out(
         alone = 1.0 / torch.diagonal(inverse)[siblings]
         sum_of = sum_of + ROW_WEIGHT * surprise(alone * scaled[siblings], alone)
         sum_of.backward()
+        assert x.grad is not None
         return float(sum_of.detach()), x.grad.numpy()
 
     return _minimum(loss, start, LEFT_OUT_STEPS)
@@ -269,13 +272,13 @@ def _minimum(
     bounds = [(-6.0, float(np.log(sd))) for sd in (*most, MOST_SD, MOST_SD)]
     start = np.minimum(start, [high for _, high in bounds])
     options = {"maxiter": steps}
-    found = minimize(
+    found: Any = minimize(  # type: ignore[call-overload]
         loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options
     )
     return np.asarray(found.x)
 
 
-def _groups(keys: Sequence[str]) -> list[Array]:
+def _groups(keys: Sequence[str]) -> list[npt.NDArray[np.intp]]:
     """Rows of each key."""
     names = np.array(keys)
     return [np.flatnonzero(names == name) for name in np.unique(names)]
@@ -375,7 +378,7 @@ def check(rates: Sequence[Rate], folds: int) -> None:
             of_all, groups, "out", shipped.scales
         )
     chosen = np.flatnonzero([rate.situation.group not in NOT_FITTED for rate in rates])
-    some = [rates[row] for row in chosen]
+    some = [rates[int(row)] for row in chosen]
     found = validation(some, mean[chosen], deviation[chosen], leave_out="model")
     print(summary_line(f"models left out of the fit, {folds} folds", found))
     for group in found.groups:

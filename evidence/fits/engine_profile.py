@@ -187,7 +187,7 @@ def fit_engine(
     ) in VERIFY_STARTS:  # the best gamma jumps, so that there are several minima
         start = np.array(middle)
         start[list(PARAMETERS).index("kernels.verify_attention_factor")] = verify
-        fits.append(least_squares(residuals, start, diff_step=1e-3, max_nfev=40))
+        fits.append(least_squares(residuals, start, diff_step=[1e-3], max_nfev=40))
     return unpack(np.asarray(min(fits, key=lambda fit: float(fit.cost)).x))
 
 

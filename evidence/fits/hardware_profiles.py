@@ -231,8 +231,9 @@ def rounded(curve: Any) -> Any:
     )
 
 
-def start(profile: HardwareProfile, table: KernelTable, key: Group) -> HardwareProfile:
+def start(profile: HardwareProfile, table: KernelTable, key: Group) -> Any:
     """The profile with what is known of the kernels' algorithms, before the fit."""
+    splits: Any
     if table.kind == "attention":
         library, splits = ATTENTION.get(
             key.device, ("vLLM 0.24.0's default decode kernel for the device", "always")

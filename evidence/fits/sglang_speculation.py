@@ -62,13 +62,14 @@ class Load(NamedTuple):
 def read(path: Path) -> list[Load]:
     pairs, _ = read_pairs([path])
     chains = [pair for pair in pairs if pair.tree is None and pair.tokens_per_step]
+    tokens = [pair.tokens_per_step or 0.0 for pair in chains]
     servers = places(
         [(pair.model, pair.hardware, pair.tp, pair.users)] for pair in chains
     )
     loads = []
     for own in servers.values():
         gamma = np.array([chains[place].gamma for place in own])
-        ratio = [chains[place].tokens_per_step / chains[place].speedup for place in own]
+        ratio = [tokens[place] / chains[place].speedup for place in own]
         loads.append(Load(chains[own[0]], gamma, np.array(ratio)))
     return loads
 
@@ -107,9 +108,9 @@ def mape(error: Array) -> float:
 
 
 def main(arguments: list[str]) -> None:
-    files = [text for text in arguments if not text.startswith("--")]
+    files = [Path(text) for text in arguments if not text.startswith("--")]
     shipped = load_engine("sglang")
-    loads = read(Path((files or [SPECBUNDLE])[0]))
+    loads = read((files or [SPECBUNDLE])[0])
     fitted = fit(loads, shipped)
     print({name: fitted.constant(name) for name in PRIORS})
     print("model, users, place: as shipped, as fitted, left out")

@@ -144,7 +144,7 @@ def fit(rows: Rows) -> EngineProfile:
 
     start = np.zeros(len(PRIORS) + len(EXPANDING_PRIORS))
     found: Any = least_squares(
-        residuals, start, loss="soft_l1", diff_step=1e-2, max_nfev=MAX_ROUNDS
+        residuals, start, loss="soft_l1", diff_step=[1e-2], max_nfev=MAX_ROUNDS
     )
     return at(found.x)
 

@@ -11,8 +11,9 @@ length left out. The profile states the larger error of the models left out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -101,7 +102,10 @@ def main(path: Path) -> None:
     of_all = mean_error(log_errors(with_constants(bare, values), rows))
     print(f"fitted {of_all:.1%}: {values}")
     of_models = []
-    parts = {"model": lambda row: row.model, "prompt": lambda row: row.prompt_len}
+    parts: dict[str, Callable[[ServingRow], Any]] = {
+        "model": lambda row: row.model,
+        "prompt": lambda row: row.prompt_len,
+    }
     for what, key in parts.items():
         for left in sorted({key(row) for row in rows}):
             others = [row for row in rows if key(row) != left]
