@@ -22,8 +22,7 @@ from magicdec.live.settings import (
     AsSet,
     Change,
     Served,
-    as_set,
-    settings_costs,
+    costs_of,
     unpriced_costs,
 )
 from magicdec.naming import METHODS, draft_name, head_named_in, method_name
@@ -127,7 +126,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """The command's own configuration; null: it does not fit, or no acceptance is known."""
     without_draft: Candidate | None
     as_set: AsSet | None = None
-    """Both with the command's graphs and scheduling, where it changes those; null: it does not."""
+    """Both with every setting that costs; null: none does."""
     changes: list[Change]
     """Settings that surely cost first, then those that lose exactness, then gains, the surest of the
     largest first: of those to the draft one can be made, and after it no other gains. Chances, and
@@ -232,17 +231,21 @@ def check_command(
     """
     command = _over_all_devices(command, load)
     model = load_model_spec(command.model)
-    assumed: list[str] = []
-    problems = list(command.problems)
-    request = _request(command, load, model, assumed, problems)
+    request, assumed = _request(command, load, model)
     command = _with_own_head(command, model)
     # a draft's faults need no device, so they are said whatever fits
     found = _standing(command, model, reads_files=reads_files)
     of_command = []
     if found is not None and not found.starts:
         of_command.append(_refusal(command, found))
+    problems = [
+        *command.problems,
+        *_on_devices(command, load),
+        *_on_lengths(command, model),
+    ]
     if command.speculation is not None and command.speculation.contradiction:
         problems.append(command.speculation.contradiction)
+    on_start = [*_on_start(command, found), *command.notes]
     try:
         free = answered(_without_acceptance(request, gamma=None), model, [])[0][0]
     except CapacityError as error:
@@ -261,25 +264,16 @@ def check_command(
             assumed=assumed,
             as_it_is=None,
             without_draft=None,
-            changes=in_order([*unpriced_costs(command)]),
+            changes=in_order(unpriced_costs(command)),
             problems=[*of_command, fault, *problems],
             not_understood=command.not_understood,
-            notes=[*_on_start(command, found), *command.notes],
+            notes=on_start,
         )
     of_command += _on_allocated_cache(command, free.case)
-    notes = []
-    if not free.case.hardware.has_bf16 and command.engine != "llama.cpp":
-        name = free.case.hardware.name
-        written = command.read.get("--dtype", "auto")
-        if format_name(written) == "bf16":
-            of_command.append(
-                f"dtype {written}: {name} cannot compute in bf16 (--dtype half)"
-            )
-        elif format_name(written) != "fp16":
-            notes.append(
-                f"{name} cannot compute in bf16: priced in fp16 (--dtype half)"
-            )
-    problems = [*of_command, *problems]
+    on_format = _on_format(command, free.case)
+    if format_name(command.read.get("--dtype", "auto")) == "bf16":
+        of_command += on_format
+        on_format = []
     alone = free.document.autoregressive
     # every draft is compared with as many users
     fitting = msgspec.structs.replace(request, batch_sizes=(alone.batch_size,))
@@ -289,14 +283,17 @@ def check_command(
         of_draft = _on_speculation(command, drafted, free)
     else:
         of_draft = _instead(command, found, fitting, model, free)
-    served = _served(request, drafted, free)
-    changes = [
-        *of_draft,
-        *_on_batches(command, load, request, model),
-        *settings_costs(command, served),
-    ]
+    of_batches = _on_batches(command, load, request, model)
+    costs = costs_of(
+        command,
+        _served(request, drafted, free),
+        _served(request, Drafted(), free),
+        waiting=math.prod(
+            change.gain or 1.0 for change in of_batches if change.kind == "cost"
+        ),
+    )
     named = []
-    for change in changes:
+    for change in (*of_draft, *of_batches, *costs.changes):
         is_small = change.gain is not None and change.gain < NOTEWORTHY
         if change.kind != "gain" or not is_small:
             named.append(change)
@@ -312,15 +309,14 @@ def check_command(
         assumed=assumed,
         as_it_is=as_it_is,
         without_draft=alone,
-        as_set=as_set(command, served, _served(request, Drafted(), free)),
+        as_set=costs.as_set,
         changes=in_order(named),
-        problems=problems,
+        problems=[*of_command, *problems],
         not_understood=command.not_understood,
         notes=[
-            *_on_start(command, found),
-            *command.notes,
+            *on_start,
             *drafted.notes,
-            *notes,
+            *on_format,
             *_on_fit(
                 request.batch_sizes[0],
                 alone.batch_size,
@@ -330,6 +326,19 @@ def check_command(
             *_if_more_wait(command, load, request),
         ],
     )
+
+
+def _on_format(command: ServeCommand, case: Case) -> list[str]:
+    """A device without bf16, which the command asks for, or which the model would be served in."""
+    written = command.read.get("--dtype", "auto")
+    if case.hardware.has_bf16 or command.engine == "llama.cpp":
+        return []
+    name = case.hardware.name
+    if format_name(written) == "bf16":
+        return [f"dtype {written}: {name} cannot compute in bf16 (--dtype half)"]
+    if format_name(written) == "fp16":
+        return []
+    return [f"{name} cannot compute in bf16: priced in fp16 (--dtype half)"]
 
 
 def _on_allocated_cache(command: ServeCommand, case: Case) -> list[str]:
@@ -463,7 +472,7 @@ def as_asked(command: ServeCommand, load: AskedLoad) -> PlanRequest:
     """The plan's request for a command as it is, its draft and gamma included."""
     command = _over_all_devices(command, load)
     model = load_model_spec(command.model)
-    request = _request(command, load, model, [], [])
+    request, _ = _request(command, load, model)
     speculation = _with_own_head(command, model).speculation
     if speculation is None:
         return request
@@ -536,23 +545,14 @@ def _on_fit(asked: int, fits: int, fits_alone: int, replicas: int) -> list[str]:
 
 
 def _request(
-    command: ServeCommand,
-    load: AskedLoad,
-    model: ModelSpec,
-    assumed: list[str],
-    problems: list[str],
-) -> PlanRequest:
-    """The plan's request for a command under a load; adds what is assumed, and what cannot be."""
-    named = load.hardware or _listed_device(command.hardware, problems)
-    hardware = named or USUAL_HARDWARE[0]
-    name = load_hardware(hardware).name
-    needed = command.tp_size * command.pp_size * command.dp_size
-    granted = counted(hardware).num_gpus or command.num_gpus
-    if granted is not None and granted != needed:
-        problems.append(f"devices: the command uses {needed}, but {granted} are given")
-    batch = _users(command, load, assumed)
-    longest = _longest(command, model, problems)
-    context, gen_len = _lengths(load, longest, assumed)
+    command: ServeCommand, load: AskedLoad, model: ModelSpec
+) -> tuple[PlanRequest, list[str]]:
+    """The plan's request for a command under a load, and what was assumed for it."""
+    named = load.hardware or _listed_device(command.hardware)
+    batch, assumed = _users(command, load)
+    longest = min(command.max_model_len or model.longest_context, model.longest_context)
+    context, gen_len, assumed_lengths = _lengths(load, longest)
+    assumed += assumed_lengths
     pp_size = None
     if command.pp_size > 1:
         pp_size = command.pp_size
@@ -568,7 +568,7 @@ def _request(
             given["gamma"] = command.speculation.gamma
     request = PlanRequest(
         model=command.model,
-        hardware=(name,),
+        hardware=(load_hardware(named or USUAL_HARDWARE[0]).name,),
         engine=command.engine_profile,
         tp_size=command.tp_size,
         pp_size=pp_size,
@@ -584,8 +584,8 @@ def _request(
     )
     if named is None:
         request, of_device = _on_usual_hardware(request, model)
-        assumed.insert(0, of_device)
-    return request
+        assumed = [of_device, *assumed]
+    return request, assumed
 
 
 def _on_usual_hardware(
@@ -606,47 +606,58 @@ def _on_usual_hardware(
     return request, f"{usual} (--hardware)"
 
 
-def _listed_device(name: str | None, problems: list[str]) -> str | None:
-    """The device that a manifest names, where the catalog has it; else a problem is added."""
+def _listed_device(name: str | None) -> str | None:
+    """The device that a manifest names, where the catalog has it."""
     if name is None:
         return None
     try:
         return load_hardware(name).name
     except ConfigError:
-        problems.append(
-            f"devices: {name}, which the file asks for, is not in the catalog (--hardware)"
-        )
         return None
 
 
-def _users(command: ServeCommand, load: AskedLoad, assumed: list[str]) -> int:
-    """Sequences decoded at once: the requested or usual number, at most what the command admits."""
-    most = command.max_num_seqs
-    batch = load.batch
-    if batch is None:
-        batch = USUAL_BATCH
-        if most is not None:
-            batch = min(batch, most)
-        assumed.append(f"{format_count(batch, 'user')} at once (--batch)")
-    if most is not None:
-        batch = min(batch, most)
-    return batch
+def _on_devices(command: ServeCommand, load: AskedLoad) -> list[str]:
+    """A device that is not known, and another number of devices than the command uses."""
+    problems = []
+    named = load.hardware
+    if named is None and command.hardware is not None:
+        named = _listed_device(command.hardware)
+        if named is None:
+            problems.append(
+                f"devices: {command.hardware}, which the file asks for, is not in the catalog "
+                "(--hardware)"
+            )
+    needed = command.tp_size * command.pp_size * command.dp_size
+    granted = counted(named or "").num_gpus or command.num_gpus
+    if granted is not None and granted != needed:
+        problems.append(f"devices: the command uses {needed}, but {granted} are given")
+    return problems
 
 
-def _longest(command: ServeCommand, model: ModelSpec, problems: list[str]) -> int:
-    """The longest sequence that the command and the model take."""
-    if command.max_model_len is None:
-        return model.longest_context
-    if command.max_model_len > model.longest_context:
-        problems.append(
-            f"max-model-len {command.max_model_len} is more than the {model.longest_context} "
-            f"tokens that {model.name} reads"
-        )
-    return min(command.max_model_len, model.longest_context)
+def _on_lengths(command: ServeCommand, model: ModelSpec) -> list[str]:
+    """A longest sequence that the model does not read."""
+    most = command.max_model_len
+    if most is None or most <= model.longest_context:
+        return []
+    return [
+        f"max-model-len {most} is more than the {model.longest_context} tokens that {model.name} reads"
+    ]
 
 
-def _lengths(load: AskedLoad, longest: int, assumed: list[str]) -> tuple[int, int]:
-    """The prompt and the output of a request: given, or usual and then named in `assumed`."""
+def _users(command: ServeCommand, load: AskedLoad) -> tuple[int, list[str]]:
+    """Sequences decoded at once: the requested or usual number, at most what the command admits; and
+    what was assumed."""
+    batch = load.batch or USUAL_BATCH
+    if command.max_num_seqs is not None:
+        batch = min(batch, command.max_num_seqs)
+    if load.batch is not None:
+        return batch, []
+    return batch, [f"{format_count(batch, 'user')} at once (--batch)"]
+
+
+def _lengths(load: AskedLoad, longest: int) -> tuple[int, int, list[str]]:
+    """The prompt and the output of a request, given or usual, and what was assumed."""
+    assumed = []
     context = load.context_len
     gen_len = load.gen_len
     if load.task is not None and not gen_len:
@@ -663,7 +674,7 @@ def _lengths(load: AskedLoad, longest: int, assumed: list[str]) -> tuple[int, in
             f"requests of {context + gen_len} tokens are longer than the {longest} that the "
             "command allows"
         )
-    return context, gen_len
+    return context, gen_len, assumed
 
 
 def _format(option: str, text: str | None, model: ModelSpec) -> str | None:

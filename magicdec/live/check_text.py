@@ -12,53 +12,6 @@ from magicdec.reports import acceptance_of
 from magicdec.schema import Candidate
 from magicdec.units import format_seconds
 
-CLAIMS = {
-    "wrong": ("problems",),
-    "advice": (
-        "changes",
-        "as_it_is",
-        "problems",
-        "command.unread",
-        "command.speculation",
-    ),
-    "option": ("changes",),
-    "why": ("changes", "as_it_is", "problems"),
-    "as it is": (
-        "num_gpus",
-        "hardware",
-        "command.engine",
-        "command.dp_size",
-        "command.speculation.tree",
-        "as_it_is.batch_size",
-        "as_it_is.context_len",
-        "as_it_is.layout",
-        "as_it_is.drafting.draft",
-        "as_it_is.drafting.method",
-        "as_it_is.drafting.budget",
-        "as_it_is.drafting.gamma",
-        "as_it_is.decoding",
-        "as_it_is.requests",
-        "as_set",
-        "changes.*.kind",
-        "changes.*.gain",
-    ),
-    "acceptance": (
-        "as_it_is.drafting.gamma",
-        "as_it_is.drafting.acceptance_source",
-        "as_it_is.drafting.acceptance_text",
-    ),
-    "without a draft": (
-        "command.speculation",
-        "without_draft.decoding",
-        "without_draft.requests",
-    ),
-    "assumed": ("assumed",),
-    "note": ("notes",),
-    "not understood": ("not_understood", "command.engine"),
-    "without effect": ("command.without_effect",),
-}
-"""The fields that each kind of line hangs on, and no other."""
-
 
 class TextLine(NamedTuple):
     text: str
@@ -140,18 +93,13 @@ def _described(result: Check, row: Candidate) -> str:
     if row.is_speculative:
         gain = row.gain
         speedup = f", {gain.speedup:.2f}x over no draft (90 %: {gain.low:.2f} to {gain.high:.2f})"
-    lost = 1.0
-    for change in result.changes:
-        if change.kind == "cost" and change.gain is not None:
-            lost *= change.gain
     as_set = ""
     if result.as_set is not None:
-        seconds = format_seconds(result.as_set.between_tokens_s)
-        as_set = f"; as it is set, about {seconds}"
+        as_set = (
+            f"; as it is set, about {format_seconds(result.as_set.between_tokens_s)}"
+        )
         if row.is_speculative:
             as_set += f", {result.as_set.speedup:.2f}x over no draft so set"
-    elif lost > 1.0:
-        as_set = f"; as it is set, about {format_seconds(lost * row.between_tokens_s)}"
     batch = f"batch {row.batch_size}"
     if result.command.dp_size > 1:
         batch += f" on each of {result.command.dp_size} replicas"

@@ -2,15 +2,16 @@
 drafter, prompts read anew or in small parts, steps with too few tokens; and those with which a
 draft's output is not the target's own.
 
-A setting's price is the time per token with it over the time without, by the engine's path.
+Each setting is a difference of the engine's path. The server as it is set has all of them, and a
+setting's price is the time per token so over the time without that one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -72,7 +73,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """The command's own row, and the case that gives it at other settings."""
+    """A row of a plan, and the case that gives it at other settings."""
 
     case: Case
     option: DraftOption | None
@@ -99,7 +100,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AsSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Times between tokens with a command's graphs and scheduling."""
+    """Times between tokens with every setting of a command that costs."""
 
     between_tokens_s: float
     without_draft_s: float
@@ -110,106 +111,257 @@ class AsSet(msgspec.Struct, frozen=True, kw_only=True):
         return self.without_draft_s / self.between_tokens_s
 
 
-def as_set(command: ServeCommand, served: Served, alone: Served) -> AsSet | None:
-    """The command's row and the one without a draft, as the command sets graphs and scheduling. None:
-    it leaves both as they are by default."""
-    usual = with_host_times(served.case.engine)
-    otherwise_s = usual.graphs.piecewise_s(served.case.model.num_hidden_layers)
-    times = []
-    is_usual = True
-    for each in (served, alone):
-        options = command.path_options
-        if not _is_captured(command, each):
-            options = msgspec.structs.replace(options, enforce_eager=True)
-        engine = usual.as_set(options)
-        is_usual = is_usual and engine == usual
-        is_other_graph = engine.paths.graph_mode != usual.paths.graph_mode
-        row = each.row_as(engine)
-        least = each.row_as(served.case.engine.as_set(options))
-        if row is None or least is None:
-            return None
-        seconds = row.between_tokens_s
-        if is_other_graph:  # the middle of the two laws, as costs have it
-            other = 1.0 + otherwise_s / each.row.step_s
-            seconds = (seconds + other * each.row.between_tokens_s) / 2.0
-        if served.borrows_host_times:  # and of none of them
-            seconds = (seconds + least.between_tokens_s) / 2.0
-        times.append(seconds)
-    if is_usual:
-        return None
-    return AsSet(between_tokens_s=times[0], without_draft_s=times[1])
+class Setting(NamedTuple):
+    """A setting of a command that changes the engine's path, and the path with it."""
+
+    change: Change | None
+    """The advice to leave it out, not priced; None: it cannot be left out."""
+    path: Callable[[EngineProfile], EngineProfile]
+    is_of_graphs: bool = False
+    """Whether two laws fit what was measured of it, so its price lies between them."""
 
 
-def unpriced_costs(command: ServeCommand) -> Iterator[Change]:
+class Costs(NamedTuple):
+    """A command's settings that cost or lose exactness, each priced against the command without it."""
+
+    changes: list[Change]
+    as_set: AsSet | None
+    """None: nothing costs, or the server does not run so."""
+
+
+def costs_of(
+    command: ServeCommand, served: Served, alone: Served, *, waiting: float = 1.0
+) -> Costs:
+    """Prices a command's settings: the time per token as it is set over the time without one of them.
+
+    `alone` is the server without its draft, `waiting` the factor by which users who do not fit slow all.
+    """
+    settings = path_settings(command, served)
+    changes = _path_costs(served, settings)
+    others = [*_of_step(command, served), *_of_prompts(command, served)]
+    costs = [change for change in others if change.kind == "cost"]
+    times = PathTimes.of(served, settings)
+    alone_settings = path_settings(command, alone)
+    alone_times = PathTimes.of(alone, alone_settings)
+    alone_costs = []
+    for change in (*_of_step(command, alone), *_of_prompts(command, alone)):
+        if change.kind == "cost":
+            alone_costs.append(change)
+    as_set = None
+    is_usual = not (settings or alone_settings or costs or alone_costs)
+    is_usual = is_usual and waiting == 1.0
+    if not is_usual and times is not None and alone_times is not None:
+        as_set = AsSet(
+            between_tokens_s=times.between_tokens_s * _product(costs) * waiting,
+            without_draft_s=alone_times.between_tokens_s
+            * _product(alone_costs)
+            * waiting,
+        )
+    return Costs([*changes, *others, *_of_exactness(command)], as_set)
+
+
+def _product(costs: Sequence[Change]) -> float:
+    return math.prod(cost.gain or 1.0 for cost in costs)
+
+
+def unpriced_costs(command: ServeCommand) -> list[Change]:
     """Settings that surely cost whatever is served, and those that lose exactness, where nothing fits
     that would price them."""
-    for change in (_without_whole_graphs(command), _scheduled_between_steps(command)):
-        if change is not None:
-            yield change
-    yield from _of_exactness(command)
+    changes = []
+    for setting in path_settings(command, None):
+        if setting.change is not None:
+            changes.append(setting.change)
+    return [*changes, *_of_exactness(command)]
 
 
-def settings_costs(command: ServeCommand, served: Served) -> Iterator[Change]:
-    """Settings that surely cost, and those that lose exactness."""
-    yield from _of_graphs(command, served)
-    yield from _of_scheduling(command, served)
-    yield from _of_drafter(command, served)
-    yield from _of_step(command, served)
-    yield from _of_prompts(command, served)
-    yield from _of_exactness(command)
+UNLIKE_WHOLE = {
+    "piecewise": (
+        "Replay whole graphs of decoding, not piecewise ones",
+        "attention and what lies around it are launched layer by layer",
+    ),
+    "none": (
+        "Capture graphs: none is replayed",
+        "every pass launches its kernels one by one",
+    ),
+    "eager": (
+        "Capture graphs: it runs eagerly",
+        "every pass launches its kernels one by one, uncompiled",
+    ),
+}
+"""Advice and reason by the graphs that a command leaves decoding with."""
+ASYNCHRONOUS_OPTIONS = {
+    "vllm": "leave out --no-async-scheduling",
+    "sglang": "leave out --disable-overlap-schedule",
+    "trtllm": "disable_overlap_scheduler: false",
+    "llama.cpp": "",
+}
+CAPTURE_OPTIONS = {
+    "vllm": "--max-cudagraph-capture-size {}",
+    "sglang": "--cuda-graph-max-bs {}",
+    "trtllm": "cuda_graph_config: max_batch_size: {}",
+    "llama.cpp": "--cuda-graph-max-bs {}",
+}
 
 
-def _without_whole_graphs(command: ServeCommand) -> Change | None:
-    """The setting that turns whole graphs of decoding off, not priced; None: there is none."""
-    by_mode = {
-        "piecewise": (
-            "Replay whole graphs of decoding, not piecewise ones",
-            "attention and what lies around it are launched layer by layer",
-        ),
-        "none": (
-            "Capture graphs: none is replayed",
-            "every pass launches its kernels one by one",
-        ),
-        "eager": (
-            "Capture graphs: it runs eagerly",
-            "every pass launches its kernels one by one, uncompiled",
-        ),
-    }
-    if command.graphs not in by_mode:
-        return None
-    change, reason = by_mode[command.graphs]
-    option = _graph_option(command)
+def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]:
+    """The settings that change the path of a step, in the order in which they are applied; `served`
+    None: those that do at any load."""
+    settings = []
+    has_graphs = command.graphs not in ("none", "eager")
+    if command.graphs in UNLIKE_WHOLE:
+        change, reason = UNLIKE_WHOLE[command.graphs]
+        mode = PathOptions(enforce_eager=not has_graphs, cudagraph_mode=command.graphs)
+        settings.append(
+            Setting(
+                _unpriced(change, _graph_option(command), reason),
+                lambda engine: engine.as_set(mode),
+                is_of_graphs=True,
+            )
+        )
+    elif served is not None and not _is_captured(command, served):
+        has_graphs = False
+        needed = _graph_size(command, served)
+        unit = "tokens" if command.engine == "vllm" else "sequences"
+        settings.append(
+            Setting(
+                _unpriced(
+                    f"Capture graphs of {needed} {unit}",
+                    CAPTURE_OPTIONS[command.engine].format(needed),
+                    "a step of this batch runs without a graph",
+                ),
+                lambda engine: engine.as_set(PathOptions(enforce_eager=True)),
+                is_of_graphs=True,
+            )
+        )
+    if command.is_asynchronous is False and _schedules_ahead(served):
+        settings.append(
+            Setting(
+                _unpriced(
+                    "Schedule the next step while one runs",
+                    ASYNCHRONOUS_OPTIONS[command.engine],
+                    "the device waits for the host between steps",
+                ),
+                lambda engine: engine.as_set(PathOptions(is_synchronous=True)),
+            )
+        )
+    if served is None:
+        return settings
+    speculation = command.speculation
+    is_eager = speculation is not None and speculation.is_eager
+    # without graphs the drafter is launched kernel by kernel whatever its own setting
+    if is_eager and has_graphs and _has_drafter(served):
+        settings.append(
+            Setting(
+                _unpriced(
+                    "Capture the drafter's graphs too",
+                    'leave "enforce_eager" out of --speculative-config',
+                    "each of its layers is launched kernel by kernel, for every drafted token",
+                ),
+                lambda engine: engine.with_constants(
+                    {
+                        "overheads.head_layer_s": engine.graphs.eager_head_layer_s,
+                        "overheads.draft_model_layer_s": engine.graphs.eager_host_layer_s,
+                    }
+                ),
+            )
+        )
+    if command.pp_size > 1:
+        stages = PathOptions(pp_size=command.pp_size)
+        if served.case.engine.as_set(stages) != served.case.engine:
+            settings.append(Setting(None, lambda engine: engine.as_set(stages)))
+    return settings
+
+
+def _unpriced(change: str, option: str, reason: str) -> Change:
     return Change(change=change, option=option, reason=reason, gain=None, kind="cost")
 
 
-def _of_graphs(command: ServeCommand, served: Served) -> Iterator[Change]:
-    """Decoding outside whole graphs: by a setting, or beyond the largest captured size."""
-    engine = with_host_times(served.case.engine)
-    otherwise_s = engine.graphs.piecewise_s(served.case.model.num_hidden_layers)
-    setting = _without_whole_graphs(command)
-    if setting is not None:
-        mode = command.graphs or ""
-        options = PathOptions(enforce_eager=mode != "piecewise", cudagraph_mode=mode)
-        yield _cost(served, engine.as_set(options), setting, otherwise_s=otherwise_s)
-        return
-    needed = _graph_size(command, served)
-    unit = "sequences"
-    option = f"--cuda-graph-max-bs {needed}"
-    if command.engine == "vllm":
-        unit = "tokens"
-        option = f"--max-cudagraph-capture-size {needed}"
-    elif command.engine == "trtllm":
-        option = f"cuda_graph_config: max_batch_size: {needed}"
-    if not _is_captured(command, served):
-        uncaptured = Change(
-            change=f"Capture graphs of {needed} {unit}",
-            option=option,
-            reason="a step of this batch runs without a graph",
-            gain=None,
-            kind="cost",
+def _schedules_ahead(served: Served | None) -> bool:
+    """Whether the engine schedules a step while another runs with this draft, unless it is told not to."""
+    if served is None:
+        return True
+    row = served.row
+    return served.case.engine.path(row.draft, row.draft_method).is_asynchronous
+
+
+def _has_drafter(served: Served) -> bool:
+    """Whether a model or a head drafts, which has passes of its own."""
+    if served.option is None:
+        return False
+    return draft_of(served.case.setup(served.option)).has_prefill
+
+
+class PathTimes(NamedTuple):
+    """Times on a path, in the middle of the laws that fit what was measured."""
+
+    tpot_s: float
+    between_tokens_s: float
+    ends: tuple[float, float] = (1.0, 1.0)
+    """The time per token by each of the two laws of graphs, over the time with whole graphs."""
+
+    @classmethod
+    def of(cls, served: Served, settings: Sequence[Setting]) -> PathTimes | None:
+        """The times with these settings; None: the server does not run so.
+
+        By one law the host launches each layer on the engine's path, by the other a step takes so much
+        longer as its layers take piecewise. Of an engine whose host was not measured the price of graphs
+        lies between nothing and the middle of vLLM's.
+        """
+        if not settings:
+            return cls(served.row.tpot_s, served.row.between_tokens_s)
+        usual = with_host_times(served.case.engine)
+        engine = usual
+        for setting in settings:
+            engine = setting.path(engine)
+        row = served.row_as(engine)
+        if row is None:
+            return None
+        others = [setting for setting in settings if not setting.is_of_graphs]
+        if len(others) == len(settings):
+            return cls(row.tpot_s, row.between_tokens_s)
+        whole: Candidate | None = served.row
+        if others:
+            engine = usual
+            for setting in others:
+                engine = setting.path(engine)
+            whole = served.row_as(engine)
+        if whole is None:
+            return None
+        layers = served.case.model.num_hidden_layers
+        first = row.tpot_s / whole.tpot_s
+        second = 1.0 + usual.graphs.piecewise_s(layers) / whole.step_s
+        between_s = (row.between_tokens_s + second * whole.between_tokens_s) / 2.0
+        if served.borrows_host_times:
+            first = (first + second) / 2.0
+            second = 1.0
+            between_s = (between_s + whole.between_tokens_s) / 2.0
+        return cls(whole.tpot_s * (first + second) / 2.0, between_s, (first, second))
+
+
+def _path_costs(served: Served, settings: Sequence[Setting]) -> list[Change]:
+    """Each setting with the time per token as all are set over the time without it."""
+    times = PathTimes.of(served, settings)
+    changes = []
+    for setting in settings:
+        change = setting.change
+        if change is None:
+            continue
+        without = PathTimes.of(
+            served, [other for other in settings if other is not setting]
         )
-        eager = engine.as_set(PathOptions(enforce_eager=True))
-        yield _cost(served, eager, uncaptured, otherwise_s=otherwise_s)
+        if times is None or without is None:
+            changes.append(change)
+            continue
+        first = second = times.tpot_s / without.tpot_s
+        if setting.is_of_graphs:
+            first, second = times.ends
+            if served.borrows_host_times:
+                unmeasured = f"not measured in {served.case.engine.name}: from nothing to vLLM's times of the host"
+                change = msgspec.structs.replace(
+                    change, reason=f"{change.reason}; {unmeasured}"
+                )
+        changes.append(_between(first, second, change))
+    return changes
 
 
 def _graph_size(command: ServeCommand, served: Served) -> int:
@@ -265,58 +417,6 @@ def _graph_option(command: ServeCommand) -> str:
                 return f"leave out {option}"
             return f"leave out {option} '{value}'"
     return "leave out the option that turns graphs off"
-
-
-def _scheduled_between_steps(command: ServeCommand) -> Change | None:
-    """The setting that turns asynchronous scheduling off, not priced; None: there is none."""
-    if command.is_asynchronous is not False:
-        return None
-    option = {
-        "vllm": "leave out --no-async-scheduling",
-        "sglang": "leave out --disable-overlap-schedule",
-        "trtllm": "disable_overlap_scheduler: false",
-        "llama.cpp": "",
-    }[command.engine]
-    return Change(
-        change="Schedule the next step while one runs",
-        option=option,
-        reason="the device waits for the host between steps",
-        gain=None,
-        kind="cost",
-    )
-
-
-def _of_scheduling(command: ServeCommand, served: Served) -> Iterator[Change]:
-    engine = with_host_times(served.case.engine)
-    path = engine.path(served.row.draft, served.row.draft_method)
-    setting = _scheduled_between_steps(command)
-    if setting is not None and path.is_asynchronous:
-        yield _cost(served, engine.as_set(PathOptions(is_synchronous=True)), setting)
-
-
-def _of_drafter(command: ServeCommand, served: Served) -> Iterator[Change]:
-    """A draft model or a head that is launched kernel by kernel."""
-    speculation = command.speculation
-    is_eager = speculation is not None and speculation.is_eager
-    if not is_eager or command.graphs == "eager" or served.option is None:
-        return
-    if not draft_of(served.case.setup(served.option)).has_prefill:
-        return
-    engine = with_host_times(served.case.engine)
-    eager = engine.with_constants(
-        {
-            "overheads.head_layer_s": engine.graphs.eager_head_layer_s,
-            "overheads.draft_model_layer_s": engine.graphs.eager_host_layer_s,
-        }
-    )
-    setting = Change(
-        change="Capture the drafter's graphs too",
-        option='leave "enforce_eager" out of --speculative-config',
-        reason="each of its layers is launched kernel by kernel, for every drafted token",
-        gain=None,
-        kind="cost",
-    )
-    yield _cost(served, eager, setting)
 
 
 def _of_step(command: ServeCommand, served: Served) -> Iterator[Change]:
@@ -408,36 +508,6 @@ def _of_exactness(command: ServeCommand) -> Iterator[Change]:
             gain=None,
             kind="exactness",
         )
-
-
-def _cost(
-    served: Served,
-    engine: EngineProfile,
-    setting: Change,
-    *,
-    otherwise_s: float | None = None,
-) -> Change:
-    """A setting, priced by its time per token over that of the engine as it is by default.
-
-    `otherwise_s`: what a step takes more by another law that fits the same measurements; the two
-    are then the ends, widened by the host's error. With vLLM's times of the host the ends are their
-    middle and no cost.
-    """
-    row = served.row_as(engine)
-    if row is None:
-        return setting
-    gain = row.tpot_s / served.row.tpot_s
-    other = gain
-    if otherwise_s is not None:
-        other = 1.0 + otherwise_s / served.row.step_s
-        if served.borrows_host_times:
-            gain = (gain + other) / 2.0
-            other = 1.0
-            unmeasured = f"not measured in {served.case.engine.name}: from nothing to vLLM's times of the host"
-            setting = msgspec.structs.replace(
-                setting, reason=f"{setting.reason}; {unmeasured}"
-            )
-    return _between(gain, other, setting)
 
 
 def _between(first: float, second: float, setting: Change) -> Change:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import pytest
@@ -23,9 +22,8 @@ def command_of(**options: int | None) -> ServeCommand:
 
 
 def asked(command: ServeCommand, load: AskedLoad) -> tuple[Any, list[str], list[str]]:
-    assumed: list[str] = []
-    problems: list[str] = []
-    request = check._request(command, load, MODEL, assumed, problems)
+    request, assumed = check._request(command, load, MODEL)
+    problems = [*check._on_devices(command, load), *check._on_lengths(command, MODEL)]
     return request, assumed, problems
 
 
@@ -40,7 +38,7 @@ def test_a_command_that_does_not_fit_is_of_all_its_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tp", "pp", "dp"), [*product((1, 2, 4), (1, 2, 3), (1, 2, 5))]
+    ("tp", "pp", "dp"), [(1, 1, 1), (2, 1, 3), (4, 2, 1), (2, 3, 5)]
 )
 def test_a_command_uses_the_devices_of_all_its_ways_to_spread(
     tp: int, pp: int, dp: int
@@ -63,18 +61,6 @@ def test_a_command_uses_the_devices_of_all_its_ways_to_spread(
         assert request.batch_sizes == (max(32 // dp, 1),)
         assert request.tp_size == tp
         assert request.pp_size == (None if pp == 1 else pp)
-
-
-@pytest.mark.parametrize(("most", "batch"), [*product((None, 1, 3, 8, 200), repeat=2)])
-def test_users_are_those_asked_for_as_far_as_they_are_admitted(
-    most: int | None, batch: int | None
-) -> None:
-    command = command_of(**{"max-num-seqs": most})
-    assumed: list[str] = []
-    found = check._users(command, AskedLoad(batch=batch), assumed)
-    wanted = check.USUAL_BATCH if batch is None else batch
-    assert found == min([wanted, *([most] if most else [])])
-    assert bool(assumed) == (batch is None)
 
 
 @pytest.mark.parametrize("limit", [None, 1000, 131071, 131072, 131073])
@@ -101,19 +87,3 @@ def test_a_request_is_as_long_as_command_and_model_allow(
         else:
             assert request.context_lens == (context,)
         assert request.gen_len == gen_len
-
-
-@pytest.mark.parametrize(
-    ("fits", "wanted", "alone", "replicas"),
-    [*product((1, 7, 8), (1, 7, 8), (7, 8, 9), (1, 3))],
-)
-def test_users_that_wait_are_said(
-    fits: int, wanted: int, alone: int, replicas: int
-) -> None:
-    notes = check._on_fit(wanted, fits, alone, replicas)
-    assert bool(notes) == (fits < wanted)
-    for note in notes:
-        assert note.startswith(f"{fits * replicas} of {wanted * replicas} users")
-        most = min(alone, wanted)
-        says = f"({most * replicas} fit without a draft)" in note
-        assert says == (most > fits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import product
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
@@ -268,7 +268,7 @@ def test_users_beyond_what_fits_get_devices_and_requests_wait() -> None:
     load = AskedLoad(**fields)
     model = load_model_spec("llama-3.1-8b")
     command = command_of("--max-num-seqs 300")
-    request = check._request(command, load, model, [], [])
+    request, _ = check._request(command, load, model)
     changes = check._on_batches(command, load, request, model)
     case = case_of(draft="none", context_lens=(8192,), gen_len=100)
     fits = int(case.largest_batches()[0])
@@ -285,14 +285,14 @@ def test_users_beyond_what_fits_get_devices_and_requests_wait() -> None:
     assert devices.gain > 1.0
     few = command_of("--max-num-seqs 4")
     asked = AskedLoad(**fields | {"batch": 30})
-    request = check._request(few, asked, model, [], [])
+    request = check._request(few, asked, model)[0]
     (wider,) = check._on_batches(few, asked, request, model)
     assert wider.change == "Serve 30 users at once, not 4"
     assert wider.option == "--max-num-seqs 30"
     assert wider.gain is not None
     assert wider.gain > 1.0
     right = AskedLoad(**fields | {"batch": 4})
-    request = check._request(few, right, model, [], [])
+    request = check._request(few, right, model)[0]
     assert check._on_batches(few, right, request, model) == []
 
 
@@ -314,9 +314,8 @@ def test_a_format_is_the_plans_or_the_checkpoints(
 def test_a_task_brings_its_output_where_none_is_given() -> None:
     usual = check.usual_lengths("code")
     for gen_len, longest in ((0, 10**6), (7, 10**6), (0, 100)):
-        assumed: list[str] = []
         load = AskedLoad(task="code", gen_len=gen_len)
-        context, output = check._lengths(load, longest, assumed)
+        context, output, assumed = check._lengths(load, longest)
         assert context == min(usual.prompt_len, longest // 2)
         assert output == (gen_len or min(usual.output_len, longest // 2))
         assert len(assumed) == (1 if gen_len else 2)
@@ -327,9 +326,9 @@ def test_an_acceptance_that_is_given_is_of_the_commands_own_draft() -> None:
     config = {"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3}
     drafting = command_of(f"--speculative-config '{json.dumps(config)}'")
     load = AskedLoad(hardware="h100", batch=8, accept_length=2.5, drafted_share=1.0)
-    request = check._request(drafting, load, model, [], [])
+    request, _ = check._request(drafting, load, model)
     assert (request.accept_length, request.drafted_share, request.gamma) == (2.5, 1.0, 3)  # fmt: skip
-    plain = check._request(command_of(), load, model, [], [])
+    plain, _ = check._request(command_of(), load, model)
     assert (plain.accept_length, plain.gamma) == (None, None)
     without = check._without_acceptance(request, gamma=None)
     for name in ("accept_length", "drafted_share", "acceptance_rate", "gamma"):
@@ -344,7 +343,7 @@ def test_a_gamma_that_is_left_to_the_engine_is_said(gamma: int | None) -> None:
     own = msgspec.structs.replace(command.speculation, gamma=gamma)
     command = msgspec.structs.replace(command, speculation=own)
     load = AskedLoad(hardware="h100", batch=8)
-    request = check._request(command, load, model, [], [])
+    request, _ = check._request(command, load, model)
     drafted = check._drafted(command, request, model)
     assert drafted.row is not None
     assert drafted.gamma == drafted.row.gamma
@@ -366,87 +365,6 @@ def served_of(**question: Any) -> settings.Served:
     )
 
 
-@pytest.mark.parametrize(("batch", "gamma"), [*product((1, 10), (0, 3))])
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_a_graph_is_captured_up_to_its_size(
-    batch: int, gamma: int, engine: str
-) -> None:
-    """Of tokens in vLLM and of sequences elsewhere, up to the limit and not beyond."""
-    needed = batch * (gamma + 1) if engine == "vllm" else batch
-    for is_usual in (True, False):
-        row = SimpleNamespace(batch_size=batch, gamma=gamma, step=SimpleNamespace(is_captured=is_usual))  # fmt: skip
-        served: Any = SimpleNamespace(row=row)
-        for most, expected in ((None, is_usual), (needed, True), (needed - 1, False)):
-            command: Any = SimpleNamespace(engine=engine, captured_tokens=most)
-            assert settings._graph_size(command, served) == needed
-            assert settings._is_captured(command, served) == expected
-
-
-@given(first=st.floats(0.5, 3.0), second=st.floats(0.5, 3.0))
-def test_a_cost_lies_between_two_laws_and_never_gains(
-    first: float, second: float
-) -> None:
-    setting = Change(change="c", option="o", reason="r", gain=None, kind="cost")
-    found = settings._between(first, second, setting)
-    least = max(min(first, second), 1.0) - 1.0
-    most = max(first, second, 1.0) - 1.0
-    width = math.exp(Z_90 * 0.35)
-    assert found.gain is not None
-    assert found.gain_low is not None
-    assert found.gain_high is not None
-    assert found.gain == pytest.approx(1.0 + (least + most) / 2.0)
-    assert found.gain_low == pytest.approx(1.0 + least / width)
-    assert found.gain_high == pytest.approx(1.0 + most * width)
-    assert 1.0 <= found.gain_low <= found.gain <= found.gain_high
-
-
-@pytest.mark.parametrize(("cache", "context", "is_named"), [
-    (False, 1024, True), (False, 1023, False), (True, 4096, False), (None, 4096, False),
-])  # fmt: skip
-@pytest.mark.parametrize("gen_len", [0, 50])
-def test_prompts_read_anew_cost_what_they_share(
-    cache: bool | None, context: int, is_named: bool, gen_len: int
-) -> None:
-    """Of a request's time, the shares 0, a half and nine tenths of its prompt."""
-    row = SimpleNamespace(
-        tpot_s=0.01, decoding=SimpleNamespace(ttft_s=2.0), context_len=context, batch_size=4, gamma=0
-    )  # fmt: skip
-    engine = load_engine("vllm")
-    served: Any = SimpleNamespace(row=row, gen_len=gen_len, case=SimpleNamespace(engine=engine))  # fmt: skip
-    command: Any = SimpleNamespace(engine="vllm", has_prefix_cache=cache, chunk_tokens=None)  # fmt: skip
-    changes = list(settings._of_prompts(command, served))
-    assert bool(changes) == is_named
-    if changes:
-        (change,) = changes
-        whole_s = 2.0 + 0.01 * (gen_len or 256)
-        for gain, share in ((change.gain_low, 0.0), (change.gain, 0.5), (change.gain_high, 0.9)):  # fmt: skip
-            assert gain == pytest.approx(whole_s / (whole_s - share * 2.0))
-        assert "4096" in change.reason or "1024" in change.reason
-        assert change.kind == "gain"
-
-
-@pytest.mark.parametrize(("engine", "most", "is_named"), [
-    ("vllm", 39, True), ("vllm", 40, False), ("sglang", 1, False), ("vllm", None, False), ("vllm", 3, True),
-])  # fmt: skip
-def test_a_step_has_room_for_all_its_sequences_drafts(
-    engine: str, most: int | None, is_named: bool
-) -> None:
-    """Ten sequences of four tokens: with room for fewer, from a tenth of the loss to all of it."""
-    row = SimpleNamespace(batch_size=10, gamma=3)
-    served: Any = SimpleNamespace(row=row)
-    command: Any = SimpleNamespace(engine=engine, chunk_tokens=most)
-    changes = list(settings._of_step(command, served))
-    assert bool(changes) == is_named
-    if changes:
-        (change,) = changes
-        loss = 10 / max(most // 4, 1)  # type: ignore[operator]
-        assert change.gain == pytest.approx(math.sqrt(loss))
-        assert change.gain_low == pytest.approx(1.0 + 0.1 * (loss - 1.0))
-        assert change.gain_high == pytest.approx(loss)
-        assert change.option == "--max-num-batched-tokens 2048"
-        assert change.kind == "cost"
-
-
 def test_a_host_that_was_not_timed_has_vllms_times() -> None:
     usual = load_engine("vllm")
     assert settings.with_host_times(usual) == usual
@@ -463,34 +381,11 @@ def test_a_host_that_was_not_timed_has_vllms_times() -> None:
         assert older_s == pytest.approx(other.overheads.sequence_overhead_s + more_s)
 
 
-@pytest.mark.parametrize("question", [{"draft": "none"}, {"draft": "eagle3", "gamma": 2}])  # fmt: skip
-def test_a_setting_costs_the_times_of_the_engine_so_set(
-    question: dict[str, Any],
-) -> None:
-    served = served_of(**question)
-    engine = settings.with_host_times(served.case.engine)
-    slow = engine.as_set(settings.PathOptions(enforce_eager=True))
-    row = served.row_as(slow)
-    assert row is not None
-    assert (row.gamma, row.draft_budget) == (served.row.gamma, served.row.draft_budget)
-    setting = Change(change="c", option="o", reason="r", gain=None, kind="cost")
-    change = settings._cost(served, slow, setting, otherwise_s=None)
-    gain = row.tpot_s / served.row.tpot_s
-    assert change.gain == pytest.approx(max(gain, 1.0))
-    other_s = 0.5 * served.row.step_s
-    change = settings._cost(served, slow, setting, otherwise_s=other_s)
-    assert change.gain == pytest.approx((gain + 1.5) / 2.0)
-    assert not served.borrows_host_times
-    same = served.row_as(served.case.engine)
-    assert same is not None
-    assert same.tpot_s == pytest.approx(served.row.tpot_s)
-
-
 def test_what_is_set_otherwise_is_compared_alike() -> None:
     assert settings.AsSet(between_tokens_s=0.02, without_draft_s=0.03).speedup == pytest.approx(1.5)  # fmt: skip
     alone = served_of(draft="none")
-    assert settings.as_set(command_of(), alone, alone) is None
-    eager = settings.as_set(command_of("--enforce-eager"), alone, alone)
+    assert settings.costs_of(command_of(), alone, alone).as_set is None
+    eager = settings.costs_of(command_of("--enforce-eager"), alone, alone).as_set
     assert eager is not None
     assert eager.between_tokens_s == eager.without_draft_s > alone.row.between_tokens_s
     engine = settings.with_host_times(alone.case.engine)
@@ -502,17 +397,40 @@ def test_what_is_set_otherwise_is_compared_alike() -> None:
     assert eager.between_tokens_s == pytest.approx(expected)
 
 
+OPTIONS = (
+    "--no-async-scheduling",
+    "--compilation-config.cudagraph_mode PIECEWISE",
+    "eager drafter",
+)
+
+
+@pytest.mark.parametrize(("one", "other"), [*combinations(OPTIONS, 2)])
+def test_a_setting_costs_what_the_server_gains_without_it(one: str, other: str) -> None:
+    """The server with both settings over the server with one is the price of the other."""
+    alone = served_of(draft="none")
+    served = served_of(draft="eagle3", gamma=2, acceptance_rate=0.7)
+
+    def as_set(*options: str) -> settings.Costs:
+        config: dict[str, Any] = {"method": "eagle3", "model": "a/b", "num_speculative_tokens": 2}  # fmt: skip
+        if "eager drafter" in options:
+            config["enforce_eager"] = True
+        written = [option for option in options if option != "eager drafter"]
+        command = command_of(*written, f"--speculative-config '{json.dumps(config)}'")
+        return settings.costs_of(command, served, alone)
+
+    both = as_set(one, other)
+    assert both.as_set is not None
+    gains = sorted(change.gain or 0.0 for change in both.changes if change.kind == "cost")  # fmt: skip
+    assert len(gains) == 2
+    expected = []
+    for left in (one, other):
+        without = as_set(left).as_set
+        assert without is not None
+        expected.append(both.as_set.between_tokens_s / without.between_tokens_s)
+    assert gains == pytest.approx(sorted(expected), rel=1e-6)
+
+
 # In words
-
-
-@pytest.mark.parametrize(("fields", "text"), [
-    ({"kind": "exactness"}, "not exact"), ({"gain": None}, "not priced"), ({}, "1.20x (1.10 to 1.30)"),
-    ({"at_batch": 4}, "1.20x (1.10 to 1.30) at batch 4"), ({"needs_gpus": 8}, "1.20x (1.10 to 1.30) on 8 devices"),
-])  # fmt: skip
-def test_a_change_s_price_in_words(fields: dict[str, Any], text: str) -> None:
-    usual: dict[str, Any] = {"gain": 1.2, "gain_low": 1.1, "gain_high": 1.3}
-    change = Change(change="c", option="o", reason="r", **usual | fields)
-    assert check_text._gain(change) == text
 
 
 @settings_of(max_examples=40)
@@ -559,8 +477,6 @@ def test_as_it_is_is_told_with_what_its_settings_cost() -> None:
     plain = check_text._described(check_of([], as_it_is=row), row)
     assert plain.endswith(f"{seconds(row.between_tokens_s)} per token")
     assert "no draft on 1 x h100-sxm-80gb (tp 1), engine vllm, batch 8, context 4096" in plain  # fmt: skip
-    costly = check_text._described(check_of([cost, cost], as_it_is=row), row)
-    assert costly == f"{plain}; as it is set, about {seconds(2.25 * row.between_tokens_s)}"  # fmt: skip
     as_set = settings.AsSet(between_tokens_s=0.5, without_draft_s=1.0)
     told = check_text._described(check_of([cost], as_it_is=row, as_set=as_set), row)
     assert told == f"{plain}; as it is set, about {seconds(0.5)}"
