@@ -6,29 +6,21 @@ token ids       prompt_token_ids or prompt; output_token_ids, generated_token_id
 OpenAI          messages or prompt, of the document, its request or its body; choices[].message.content or
                 choices[].text, of the document or its response; a conversation without choices ends in the answer
 OpenAI batch    custom_id, response.body; the prompts from the batch's input file (custom_id, body)
-pairs           prompt, and completion, response, output, generated_text, answer or text
+pairs           prompt or messages, and completion, response, output, generated_text, answer or text
 ShareGPT        conversations[].{from, value}: every answer, after all that stands before it
 vLLM benchmark  vllm bench serve --save-detailed: input_lens, output_lens, generated_texts, errors, start_times; it
                 has no prompts
-GuideLLM        benchmarks[].requests.{successful, completed}[]: request_args, output, info.timings
-proxies         LiteLLM's payloads and spend logs, Helicone's requests, plain request and response bodies, under the
-                names of REQUESTS and RESPONSES: as objects, as JSON in a text, as streamed events; OpenAI's chat,
-                completions and responses, and Anthropic's messages
-OpenTelemetry   attributes gen_ai.input.messages, gen_ai.output.messages, gen_ai.usage.*: flat, nested, or OTLP JSON;
-                OpenLLMetry's gen_ai.prompt.N.content, OpenInference's llm.input_messages.N.message.content
-Langfuse        observations of type GENERATION: input, output, startTime or start_time
-pages           lists of any of these under data, observations, batch, ... (Langfuse's and Helicone's API)
-lm-eval         samples: arguments, resps
-Spec-Bench      and EAGLE's answers: question_id, choices[].turns; the prompts from the questions' file (question_id,
-                turns)
+
+Logs of proxies and traces are turned into these by the recipes of docs/forms.md.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -156,8 +148,6 @@ def companion_of(document: Any) -> tuple[str, Any] | None:
         if "response" in document:
             return None
         return f"custom:{document['custom_id']}", document["body"]
-    if "question_id" in document and "turns" in document and "choices" not in document:
-        return f"question:{document['question_id']}", document["turns"]
     return None
 
 
@@ -237,52 +227,20 @@ def _rows_of_ids(document: Any, companions: Companions) -> list[LoggedRow]:
 OUTPUT_TEXTS = ("completion", "response", "output", "generated_text", "answer", "text")
 
 
-REQUESTS = (
-    "request",
-    "body",
-    "kwargs",
-    "proxy_server_request",
-    "request_body",
-    "requestBody",
-    "req",
-    "payload",
-    "json",
-    "request_data",
-)
-RESPONSES = (
-    "response",
-    "body",
-    "response_body",
-    "responseBody",
-    "resp",
-    "res",
-    "result",
-    "completion_response",
-    "response_obj",
-    "response_data",
-    "output",
-)
-"""Names under which a request and its response stand in proxies' logs."""
-ASKED = ("messages", "prompt")
+REQUESTS = ("request", "body")
+RESPONSES = ("response", "body")
+"""Names under which a request and its response stand."""
 
 
 def _request_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part that was sent: the document, its request, or a request's body."""
     for name in REQUESTS:
         part = document.get(name)
-        if isinstance(part, str):
-            part = _decoded(part)
-        if not isinstance(part, dict):
-            continue
-        sent = _request_of(part)
-        if any(sent.get(asked) for asked in ASKED) or _is_asked_by_input(sent):
-            return sent
+        if isinstance(part, dict):
+            sent = _request_of(part)
+            if sent.get("messages") or sent.get("prompt"):
+                return sent
     return document
-
-
-def _is_asked_by_input(request: Mapping[str, Any]) -> bool:
-    """Whether it is a request of OpenAI's responses."""
-    return "model" in request and isinstance(request.get("input"), str | list)
 
 
 def _response_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -291,99 +249,11 @@ def _response_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
         return document
     for name in RESPONSES:
         part = document.get(name)
-        if isinstance(part, str):
-            part = _decoded(part) or _events(part)
-        if isinstance(part, list):
-            part = _streamed(part)
         if isinstance(part, dict):
-            found = _response_of(_with_choices(part))
+            found = _response_of(part)
             if "choices" in found:
                 return found
     return document
-
-
-def _events(text: str) -> list[Any] | None:
-    """The events of a stream that was logged as text; None of any other text."""
-    if "data:" not in text[:200]:
-        return None
-    events = []
-    for line in text.splitlines():
-        if line.startswith("data:"):
-            event = _decoded(line.removeprefix("data:").strip())
-            if event is not None:
-                events.append(event)
-    return events
-
-
-def _streamed(events: Sequence[Any]) -> dict[str, Any] | None:
-    """A stream's events as one response; None of any other list."""
-    parts = []
-    whole: dict[str, Any] = {}
-    finish = None
-    for event in events:
-        if not isinstance(event, dict):
-            return None
-        for choice in event.get("choices") or ():
-            delta = choice.get("delta")
-            if not isinstance(delta, dict):
-                return None
-            parts.append(_text_of(delta.get("content") or ""))
-            finish = choice.get("finish_reason") or finish
-        whole = {**whole, **{name: told for name, told in event.items() if told}}
-    if not parts:
-        return None
-    message = {"role": "assistant", "content": "".join(parts)}
-    whole["choices"] = [{"message": message, "finish_reason": finish}]
-    return whole
-
-
-def _with_choices(response: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A response of Anthropic's messages, or of OpenAI's responses, as a chat's."""
-    if "choices" in response:
-        return response
-    parts = response.get("content")
-    if response.get("type") == "message" and isinstance(parts, list):
-        stopped = response.get("stop_reason") in ("end_turn", "stop_sequence")
-    elif response.get("object") == "response" and isinstance(
-        response.get("output"), list
-    ):
-        messages = [
-            part for part in response["output"] if part.get("type") == "message"
-        ]
-        parts = [part for message in messages for part in message.get("content") or ()]
-        stopped = response.get("status") == "completed"
-    else:
-        return response
-    texts = [part for part in parts if part.get("type") in ("text", "output_text")]
-    if not texts:
-        return response
-    usage = response.get("usage") or {}
-    choice = {
-        "message": {"role": "assistant", "content": _text_of(texts)},
-        "finish_reason": "stop" if stopped else None,
-    }
-    return {
-        **response,
-        "choices": [choice],
-        "usage": {
-            "prompt_tokens": usage.get("input_tokens"),
-            "completion_tokens": usage.get("output_tokens"),
-            "prompt_tokens_details": {
-                "cached_tokens": usage.get("cache_read_input_tokens")
-                or (usage.get("input_tokens_details") or {}).get("cached_tokens")
-            },
-        },
-    }
-
-
-def _decoded(text: str) -> Any:
-    """A JSON text's value; None of any other text."""
-    if text[:1] not in ("{", "["):
-        return None
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return None
 
 
 def _first_object(values: Any) -> Mapping[str, Any]:
@@ -447,20 +317,9 @@ def _choices(document: Any, companions: Companions) -> list[LoggedRow]:
 
 
 def _prompt_of(request: Mapping[str, Any]) -> PromptContent:
-    if _is_asked_by_input(request) and not any(name in request for name in ASKED):
-        sent = request["input"]
-        if isinstance(sent, str):
-            sent = [{"role": "user", "content": sent}]
-        if request.get("instructions"):
-            sent = [{"role": "system", "content": request["instructions"]}, *sent]
-        return _messages(sent)
     if "messages" in request:
-        messages = _maybe_json(request["messages"])
-        system = request.get("system")
-        if system:
-            messages = [{"role": "system", "content": system}, *messages]
-        return _messages(messages)
-    prompt = _maybe_json(request["prompt"])
+        return _messages(request["messages"])
+    prompt = request["prompt"]
     if _first_object(prompt):
         return _messages(prompt)
     if isinstance(prompt, str) or _is_ids(prompt):
@@ -629,347 +488,9 @@ def _vllm_benchmark(document: Any, companions: Companions) -> list[LoggedRow]:
     return rows
 
 
-def _guidellm(document: Any, companions: Companions) -> list[LoggedRow]:
-    rows = []
-    for benchmark in document["benchmarks"]:
-        requests = benchmark["requests"]
-        for request in requests.get("successful") or requests.get("completed") or []:
-            arguments = request.get("request_args") or {}
-            if isinstance(arguments, str):
-                arguments = _decoded(arguments) or {}
-            body = arguments.get("body") or arguments.get("payload") or arguments
-            prompt = None
-            if "messages" in body or "prompt" in body:
-                prompt = _prompt_of(body)
-            timings = (request.get("info") or {}).get("timings") or {}
-            start = timings.get("request_start") or request.get("request_start_time")
-            prompt_len = request.get("prompt_tokens")
-            output_len = request.get("output_tokens")
-            rows.append(
-                LoggedRow(
-                    prompt=prompt,
-                    output=request.get("output"),
-                    arrival_s=start,
-                    prompt_len=prompt_len,
-                    output_len=output_len,
-                    cached_len=request.get("cached_tokens"),
-                )
-            )
-    return rows
-
-
-# ---------------------------------------------------------------- traces
-
-
-def _spans(
-    document: Mapping[str, Any],
-) -> Iterator[tuple[Mapping[str, Any], dict[str, Any]]]:
-    """Spans or log records with their attributes, of OTLP JSON or of a flat record."""
-    groups = [*document.get("resourceSpans", []), *document.get("resourceLogs", [])]
-    if not groups:
-        attributes = document.get("attributes", document)
-        if isinstance(attributes, list):
-            attributes = _by_key(attributes)
-        yield document, attributes
-    for group in groups:
-        for scope in [*group.get("scopeSpans", []), *group.get("scopeLogs", [])]:
-            for span in [*scope.get("spans", []), *scope.get("logRecords", [])]:
-                yield span, _by_key(span.get("attributes", []))
-
-
-def _by_key(entries: Sequence[Any]) -> dict[str, Any]:
-    """A list of OTLP attributes as a mapping."""
-    return {entry["key"]: _any_value(entry["value"]) for entry in entries}
-
-
-def _any_value(value: Any) -> Any:
-    """The value of an OTLP attribute."""
-    if not isinstance(value, dict) or not value:
-        return value
-    kind, inner = next(iter(value.items()))
-    if kind == "intValue":
-        return int(inner)
-    if kind == "arrayValue":
-        return [_any_value(entry) for entry in inner.get("values", [])]
-    if kind == "kvlistValue":
-        return _by_key(inner.get("values", []))
-    return inner
-
-
-SPAN_ROOTS = ("gen_ai", "llm")
-OF_SPANS = ("gen_ai.", "llm.input_messages", "llm.output_messages", "openinference.")
-USED = {
-    "prompt_len": (
-        "gen_ai.usage.input_tokens",
-        "gen_ai.usage.prompt_tokens",
-        "llm.token_count.prompt",
-        "llm.usage.prompt_tokens",
-    ),
-    "output_len": (
-        "gen_ai.usage.output_tokens",
-        "gen_ai.usage.completion_tokens",
-        "llm.token_count.completion",
-        "llm.usage.completion_tokens",
-    ),
-    "cached_len": (
-        "gen_ai.usage.cache_read.input_tokens",
-        "gen_ai.usage.cache_read_input_tokens",
-        "llm.token_count.prompt_details.cache_read",
-    ),
-}
-"""Attributes of lengths in tokens, by a row's fields."""
-MOST_MESSAGES = 10_000
-
-
-def _is_opentelemetry(document: Mapping[str, Any]) -> bool:
-    if "resourceSpans" in document or "resourceLogs" in document:
-        return True
-    names: Iterable[str] = ()
-    attributes = document.get("attributes", document)
-    if isinstance(attributes, list):
-        names = [str(entry.get("key", "")) for entry in attributes]
-    elif isinstance(attributes, dict):
-        nested = {name: attributes[name] for name in SPAN_ROOTS if name in attributes}
-        names = [*attributes, *_flat(nested)]
-    return any(name.removeprefix("attributes.").startswith(OF_SPANS) for name in names)
-
-
-def _opentelemetry(document: Any, companions: Companions) -> list[LoggedRow]:
-    rows = []
-    for span, told in _spans(document):
-        attributes = _flat(told)
-        used = {}
-        for field, names in USED.items():
-            counts = (_count(attributes.get(name)) for name in names)
-            used[field] = next((count for count in counts if count is not None), None)
-        prompt, outputs = _said_in(attributes)
-        for message in outputs:
-            content = message.get("content", message.get("parts"))
-            if not content:
-                continue
-            rows.append(
-                LoggedRow(
-                    prompt=prompt,
-                    output=_text_of(content),
-                    is_stopped=message.get("finish_reason") in ("stop", "end_turn"),
-                    arrival_s=_first_time(span, SPAN_STARTS),
-                    **used,
-                )
-            )
-    if not rows:
-        raise UnreadableError(
-            "a trace without messages (their content is recorded only on request)"
-        )
-    return rows
-
-
-def _flat(attributes: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Attributes by their dotted names, however they are nested."""
-    flat: dict[str, Any] = {}
-    for name, value in attributes.items():
-        whole = f"{before}{name}".removeprefix("attributes.")
-        if isinstance(value, dict) and before.count(".") < 4:
-            flat |= _flat(value, f"{whole}.")
-        else:
-            flat[whole] = value
-    return flat
-
-
-def _count(value: Any) -> Any:
-    """A count, which some exporters write as text."""
-    if isinstance(value, str) and value.isdecimal():
-        return int(value[:12])
-    return value
-
-
-def _said_in(
-    attributes: Mapping[str, Any],
-) -> tuple[list[Message] | None, list[Message]]:
-    """The messages of a prompt (None: not recorded) and of its answer, by any of three conventions."""
-    if "gen_ai.output.messages" in attributes:
-        outputs = _maybe_json(attributes["gen_ai.output.messages"])
-        inputs = _maybe_json(attributes.get("gen_ai.input.messages"))
-        system = _maybe_json(attributes.get("gen_ai.system_instructions"))
-        if system and inputs:
-            inputs = [{"role": "system", "content": _text_of(system)}, *inputs]
-    else:
-        outputs = _numbered(attributes, "gen_ai.completion.")
-        inputs = _numbered(attributes, "gen_ai.prompt.")
-        if not outputs:
-            outputs = _numbered(attributes, "llm.output_messages.")
-            inputs = _numbered(attributes, "llm.input_messages.")
-    return _messages(inputs) if inputs else None, outputs
-
-
-def _numbered(attributes: Mapping[str, Any], prefix: str) -> list[Message]:
-    """Messages whose fields are attributes with a number in their names, or one list of them."""
-    listed = _maybe_json(attributes.get(prefix.rstrip(".")))
-    if isinstance(listed, list):
-        return [_unprefixed(entry) for entry in listed if isinstance(entry, dict)]
-    found: dict[int, Message] = {}
-    for name, value in attributes.items():
-        if not name.startswith(prefix):
-            continue
-        number, _, field = name.removeprefix(prefix).partition(".")
-        if number.isdecimal() and len(number) < 6 and int(number) < MOST_MESSAGES:
-            message = found.setdefault(int(number), {})
-            field = field.removeprefix("message.")
-            if field.startswith("contents.") and field.endswith("message_content.text"):
-                message["content"] = f"{message.get('content', '')}{value}"
-            elif "." not in field:
-                message[field] = _maybe_json(value) if field == "content" else value
-    return [found[number] for number in sorted(found)]
-
-
-def _unprefixed(message: Mapping[str, Any]) -> Message:
-    """A message of OpenInference, whose fields stand in "message" or begin with it."""
-    inner = message.get("message", message)
-    return {name.removeprefix("message."): told for name, told in inner.items()}
-
-
-def _maybe_json(value: Any) -> Any:
-    if isinstance(value, str):
-        return _decoded(value) or value
-    return value
-
-
-PAGES = (
-    "data",
-    "observations",
-    "batch",
-    "items",
-    "results",
-    "records",
-    "logs",
-    "requests",
-    "spans",
-)
-"""Names under which exports and answers of interfaces list what they hold."""
-
-
-def _listed_in(document: Mapping[str, Any]) -> list[Any]:
-    """The entries of a page that have a format."""
-    for name in PAGES:
-        entries = document.get(name)
-        if isinstance(entries, list) and any(map(format_of, map(_unwrapped, entries))):
-            return [_unwrapped(entry) for entry in entries]
-    return []
-
-
-def _unwrapped(entry: Any) -> Any:
-    """An event's body where it is one: {"type": "generation-create", "body": {...}}."""
-    if isinstance(entry, dict) and str(entry.get("type", "")).startswith("generation-"):
-        return {**entry.get("body", {}), "type": "GENERATION"}
-    return entry
-
-
-def _pages(document: Any, companions: Companions) -> list[LoggedRow]:
-    rows = []
-    reason = ""
-    for entry in _listed_in(document):
-        try:
-            rows += rows_of(entry, companions)
-        except UnreadableError as error:
-            reason = reason or str(error)
-    if not rows:
-        raise UnreadableError(reason)
-    return rows
-
-
-def _is_langfuse(document: Mapping[str, Any]) -> bool:
-    if "input" not in document or "output" not in document:
-        return False
-    return not {"type", "startTime", "start_time"}.isdisjoint(document)
-
-
-def _langfuse(document: Any, companions: Companions) -> list[LoggedRow]:
-    if str(document.get("type", "GENERATION")).upper() != "GENERATION":
-        raise UnreadableError("an observation that is no generation")
-    sent = _maybe_json(document["input"])
-    if isinstance(sent, dict):
-        sent = sent.get("messages", sent.get("prompt"))
-    request = {"prompt": sent}
-    if isinstance(sent, list):
-        request = {"messages": sent}
-    usage = _langfuse_usage(document)
-    return [
-        LoggedRow(
-            prompt=_prompt_of(request),
-            output=_langfuse_output(_maybe_json(document["output"])),
-            arrival_s=_first_time(document, LANGFUSE_STARTS),
-            prompt_len=usage.get("input", usage.get("promptTokens")),
-            output_len=usage.get("output", usage.get("completionTokens")),
-        )
-    ]
-
-
-def _langfuse_usage(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    for name in ("usageDetails", "usage_details", "usage"):
-        usage = _maybe_json(document.get(name))
-        if isinstance(usage, dict):
-            return usage
-    return {}
-
-
-def _langfuse_output(output: Any) -> str:
-    if isinstance(output, dict) and "choices" in output:
-        output = output["choices"][0]["message"]
-    if isinstance(output, list):
-        output = output[-1]
-    if isinstance(output, dict):
-        return _answer(output)
-    return str(output)
-
-
-# ---------------------------------------------------------------- evaluations
-
-
-def _lm_eval(document: Any, companions: Companions) -> list[LoggedRow]:
-    arguments = _maybe_json(document["arguments"])
-    responses = _maybe_json(document["resps"])
-    sent: list[Any] = []
-    if isinstance(arguments, dict):
-        for name in sorted(arguments):
-            sent.append(arguments[name]["arg_0"])
-    else:
-        sent.extend(call[0] for call in arguments)
-    rows = []
-    for written, texts in zip(sent, responses, strict=False):
-        if not texts or not isinstance(texts[0], str):
-            raise UnreadableError("an answer that was scored, not generated")
-        prompt = _maybe_json(written)
-        if isinstance(prompt, list):
-            prompt = _messages(prompt)
-        for text in texts:
-            rows.append(LoggedRow(prompt=prompt, output=text))
-    return rows
-
-
-def _is_spec_bench(document: Mapping[str, Any]) -> bool:
-    return "question_id" in document and "turns" in _first_object(
-        document.get("choices")
-    )
-
-
-def _spec_bench(document: Any, companions: Companions) -> list[LoggedRow]:
-    asked = companions.get(f"question:{document['question_id']}")
-    rows = []
-    for choice in document["choices"]:
-        said: list[Message] = []
-        for number, answer in enumerate(choice["turns"]):
-            prompt: PromptContent | None = None
-            if asked is not None:
-                said.append({"role": "user", "content": asked[number]})
-                prompt = list(said)
-            rows.append(LoggedRow(prompt=prompt, output=answer, is_stopped=True))
-            said.append({"role": "assistant", "content": answer})
-    return rows
-
-
 # ---------------------------------------------------------------- times
 
 
-LANGFUSE_STARTS = ("startTime", "start_time", "timestamp", "createdAt", "created_at")
 ARRIVALS = (
     "arrival_s",
     "arrival_time",
@@ -978,22 +499,6 @@ ARRIVALS = (
     "start_time",
     "created_at",
     "time",
-    "startTime",
-    "request_created_at",
-    "createdAt",
-    "started_at",
-    "request_time",
-    "requested_at",
-    "ts",
-    "@timestamp",
-)
-SPAN_STARTS = (
-    "startTimeUnixNano",
-    "start_time_unix_nano",
-    "timeUnixNano",
-    "start_time",
-    "startTime",
-    "timestamp",
 )
 
 
@@ -1050,21 +555,6 @@ FORMATS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], Reader], ...] = (
         lambda document: "input_lens" in document and "output_lens" in document,
         _vllm_benchmark,
     ),
-    (
-        "GuideLLM",
-        lambda document: isinstance(document.get("benchmarks"), list),
-        _guidellm,
-    ),
-    ("OpenTelemetry GenAI", _is_opentelemetry, _opentelemetry),
-    (
-        "lm-eval samples",
-        lambda document: "arguments" in document and "resps" in document,
-        _lm_eval,
-    ),
-    ("page of an export", lambda document: bool(_listed_in(document)), _pages),
-    ("Spec-Bench answers", _is_spec_bench, _spec_bench),
-    # an observation's output may be a whole response of OpenAI's
-    ("Langfuse", _is_langfuse, _langfuse),
     ("OpenAI", _is_choices, _choices),
     (
         "ShareGPT",
@@ -1073,11 +563,6 @@ FORMATS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], Reader], ...] = (
     ),
     ("conversation", _is_conversation, _conversation),
     ("prompt and completion", _is_pair, _pair),
-    (
-        "input and output",
-        lambda document: bool(document.get("input")) and bool(document.get("output")),
-        _langfuse,
-    ),
 )
 """Name, test and reader of each format, the most particular first."""
 
@@ -1096,7 +581,8 @@ def _listed(cell: Any) -> Any:
     if hasattr(cell, "tolist"):
         return cell.tolist()
     if isinstance(cell, str) and name_is_json(cell):
-        return _maybe_json(cell)
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            return msgspec.json.decode(cell)
     return cell
 
 

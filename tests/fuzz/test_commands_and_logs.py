@@ -236,16 +236,7 @@ ROWS: tuple[dict[str, Any], ...] = (
         "generated_texts": ["a", "b"],
         "errors": ["", ""],
     },
-    {
-        "type": "GENERATION",
-        "input": "a",
-        "output": "b",
-        "startTime": "2026-01-01T00:00:00Z",
-    },
     {"custom_id": "a", "response": {"body": {"choices": [{"text": "b"}]}}},
-    {"attributes": {"gen_ai.input.messages": "[]", "gen_ai.usage.output_tokens": 3}},
-    {"arguments": [["a", {}]], "resps": [["b"]]},
-    {"question_id": 1, "choices": [{"turns": ["a", "b"]}]},
 )
 ODD = st.one_of(
     NUMBER,

@@ -36,17 +36,6 @@ USAGE = {
     "completion_tokens": 3,
     "prompt_tokens_details": {"cached_tokens": 4},
 }
-OTLP = [
-    {
-        "key": "gen_ai.input.messages",
-        "value": {"stringValue": json.dumps(CHAT)},
-    },
-    {
-        "key": "gen_ai.output.messages",
-        "value": {"stringValue": json.dumps([{"role": "assistant", "content": "b"}])},
-    },
-    {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "9"}},
-]
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "token ids": {"prompt": LONG, "output": LONG, "timestamp": 1.5},
     "vLLM's outputs": {"prompt_token_ids": LONG, "outputs": [{"token_ids": LONG}]},
@@ -64,46 +53,11 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "errors": ["", ""],
         "start_times": [0.5, 1.5],
     },
-    "GuideLLM": {
-        "benchmarks": [
-            {
-                "requests": {
-                    "successful": [
-                        {
-                            "request_args": {"body": {"messages": CHAT}},
-                            "output": "b",
-                            "prompt_tokens": 9,
-                            "output_tokens": 3,
-                            "request_start_time": 1.5,
-                        }
-                    ]
-                }
-            }
-        ]
-    },
-    "OpenTelemetry": {
-        "resourceSpans": [
-            {
-                "scopeSpans": [
-                    {"spans": [{"startTimeUnixNano": "1", "attributes": OTLP}]}
-                ]
-            }
-        ]
-    },
-    "lm-eval": {"arguments": [["a"]], "resps": [["b"]]},
-    "Spec-Bench": {"question_id": 1, "choices": [{"turns": ["b"]}]},
     "ShareGPT": {
         "conversations": [
             {"from": "human", "value": "a"},
             {"from": "gpt", "value": "b"},
         ]
-    },
-    "Langfuse": {
-        "type": "GENERATION",
-        "input": CHAT,
-        "output": {"role": "assistant", "content": "b"},
-        "usage": {"input": 9, "output": 3},
-        "startTime": "2026-01-01T00:00:00Z",
     },
     "pair": {"prompt": "a", "completion": "b"},
 }
@@ -205,7 +159,7 @@ def ids_log(path: Path, num_rows: int = 6) -> Path:
 def test_bad_rows_are_counted_and_named(tmp_path: Path) -> None:
     log = ids_log(tmp_path / "log.jsonl", 3)
     with log.open("a") as file:
-        file.write('\n{"prompt":[1,2],"outputs":[5]}\n{"attributes":[1]}\n')
+        file.write('\n{"prompt":[1,2],"outputs":[5]}\n{"outputs":[5],"prompt":[1]}\n')
     account = Account()
     (shard,) = shards_of([log])
     requests = list(requests_of(shard, account, tokenizer=None, companions={}))

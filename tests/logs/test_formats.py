@@ -39,23 +39,6 @@ TWO_TURNS = [
 ]
 
 
-def spans(value: Any) -> dict[str, Any]:
-    """An OTLP export of one span."""
-    attributes = [
-        {
-            "key": "gen_ai.input.messages",
-            "value": {"stringValue": json.dumps(value["input"])},
-        },
-        {
-            "key": "gen_ai.output.messages",
-            "value": {"stringValue": json.dumps(value["output"])},
-        },
-        {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "12"}},
-    ]
-    span = {"startTimeUnixNano": "1700000000500000000", "attributes": attributes}
-    return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
-
-
 CASES: dict[str, tuple[str, dict[str, Any], list[LoggedRow]]] = {
     "vllm request output": (
         "token ids",
@@ -126,258 +109,10 @@ CASES: dict[str, tuple[str, dict[str, Any], list[LoggedRow]]] = {
         },
         [LoggedRow(output="ab", arrival_s=1.5, prompt_len=5, output_len=2)],
     ),
-    "OpenTelemetry span": (
-        "OpenTelemetry GenAI",
-        spans(
-            {
-                "input": [{"role": "user", "parts": [{"type": "text", "content": "name a colour"}]}],
-                "output": [
-                    {"role": "assistant", "parts": [{"type": "text", "content": "blue"}], "finish_reason": "stop"}
-                ],
-            }
-        ),
-        [
-            LoggedRow(
-                prompt=[{"role": "user", "parts": [{"type": "text", "content": "name a colour"}], "content":
-                         "name a colour"}],
-                output="blue", is_stopped=True, arrival_s=1700000000.5, prompt_len=12,
-            )
-        ],
-    ),
-    "Langfuse": (
-        "Langfuse",
-        {
-            "id": "g", "type": "GENERATION", "start_time": "2024-01-01 00:00:01.000000",
-            "input": json.dumps(ASKED), "output": json.dumps({"role": "assistant", "content": "blue"}),
-            "usage_details": {"input": 9, "output": 2},
-        },
-        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2)],
-    ),
-    "lm-eval": (
-        "lm-eval samples",
-        {
-            "doc_id": 0, "doc": {}, "target": "4",
-            "arguments": {"gen_args_0": {"arg_0": "2+2=", "arg_1": {"until": ["\n"]}}},
-            "resps": [[" 4"]], "filtered_resps": ["4"],
-        },
-        [LoggedRow(prompt="2+2=", output=" 4")],
-    ),
-    "Spec-Bench without its questions": (
-        "Spec-Bench answers",
-        {"question_id": 81, "choices": [{"turns": ["one", "two"], "new_tokens": [3, 4], "accept_lengths": [1, 2]}]},
-        [LoggedRow(output="one", is_stopped=True), LoggedRow(output="two", is_stopped=True)],
-    ),
-    "LiteLLM's payload": (
-        "OpenAI",
-        {
-            "id": "chatcmpl-1", "call_type": "acompletion", "status": "success", "startTime": 1704067201.5,
-            "endTime": 1704067203.0, "completionStartTime": 1704067201.9, "prompt_tokens": 9, "completion_tokens": 2,
-            "messages": ASKED,
-            "response": {"object": "chat.completion", "choices": [{"message": {"content": "blue"},
-                                                                   "finish_reason": "stop"}]},
-        },
-        [
-            LoggedRow(
-                prompt=ASKED, output="blue", is_stopped=True, arrival_s=1704067201.5, prompt_len=9, output_len=2
-            )
-        ],
-    ),
-    "LiteLLM's spend log": (
-        "OpenAI",
-        {
-            "request_id": "chatcmpl-1", "startTime": "2024-01-01T00:00:01.500000+00:00", "prompt_tokens": 9,
-            "completion_tokens": 2, "messages": {}, "proxy_server_request": json.dumps({"messages": ASKED}),
-            "response": json.dumps({"choices": [{"message": {"content": "blue"}, "finish_reason": "stop"}]}),
-        },
-        [
-            LoggedRow(
-                prompt=ASKED, output="blue", is_stopped=True, arrival_s=1704067201.5, prompt_len=9, output_len=2
-            )
-        ],
-    ),
-    "LiteLLM without the response's object": (
+    "pair of messages": (
         "prompt and completion",
-        {"startTime": 1704067201.5, "messages": ASKED, "response": "blue", "prompt_tokens": 9, "completion_tokens": 2},
+        {"start_time": 1704067201.5, "messages": ASKED, "response": "blue", "prompt_tokens": 9, "completion_tokens": 2},
         [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.5, prompt_len=9, output_len=2)],
-    ),
-    "Helicone": (
-        "OpenAI",
-        {
-            "request_id": "r", "request_created_at": "2024-01-01T00:00:01Z", "request_body": {"messages": ASKED},
-            "response_body": {"choices": [{"message": {"content": "blue"}}]}, "prompt_tokens": 9,
-            "completion_tokens": 2, "delay_ms": 812,
-        },
-        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2)],
-    ),
-    "Helicone's interface": (
-        "page of an export",
-        {
-            "error": None,
-            "data": [
-                {
-                    "request_created_at": "2024-01-01T00:00:01Z", "request_body": {"messages": ASKED},
-                    "response_body": {"choices": [{"message": {"content": "blue"}}]},
-                }
-            ],
-        },
-        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
-    ),
-    "Langfuse's interface": (
-        "page of an export",
-        {
-            "meta": {"page": 1, "totalPages": 1},
-            "data": [
-                {"type": "SPAN", "startTime": "2024-01-01T00:00:00Z", "input": "x", "output": "y"},
-                {
-                    "type": "GENERATION", "startTime": "2024-01-01T00:00:01Z", "input": {"messages": ASKED},
-                    "output": {"role": "assistant", "content": "blue"}, "usage": {"input": 9, "output": 2},
-                },
-            ],
-        },
-        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2)],
-    ),
-    "Langfuse's trace": (
-        "page of an export",
-        {
-            "id": "t", "name": "chat",
-            "observations": [
-                {"type": "GENERATION", "startTime": "2024-01-01T00:00:01Z", "input": ASKED, "output": "blue"}
-            ],
-        },
-        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
-    ),
-    "Langfuse's ingestion": (
-        "page of an export",
-        {
-            "batch": [
-                {
-                    "type": "generation-create", "timestamp": "2024-01-01T00:00:09Z",
-                    "body": {"startTime": "2024-01-01T00:00:01Z", "input": ASKED, "output": "blue"},
-                }
-            ]
-        },
-        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
-    ),
-    "OpenLLMetry": (
-        "OpenTelemetry GenAI",
-        {
-            "name": "openai.chat", "start_time": "2024-01-01T00:00:01Z",
-            "attributes": {
-                "gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "name a colour",
-                "gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "blue",
-                "gen_ai.completion.0.finish_reason": "stop", "gen_ai.usage.prompt_tokens": 9,
-                "gen_ai.usage.completion_tokens": "2", "llm.usage.total_tokens": 11,
-            },
-        },
-        [
-            LoggedRow(
-                prompt=ASKED, output="blue", is_stopped=True, arrival_s=1704067201.0, prompt_len=9, output_len=2
-            )
-        ],
-    ),
-    "OpenInference": (
-        "OpenTelemetry GenAI",
-        {
-            "start_time": "2024-01-01T00:00:01Z",
-            "attributes": {
-                "openinference.span.kind": "LLM", "llm.input_messages.0.message.role": "user",
-                "llm.input_messages.0.message.contents.0.message_content.type": "text",
-                "llm.input_messages.0.message.contents.0.message_content.text": "name a ",
-                "llm.input_messages.0.message.contents.1.message_content.text": "colour",
-                "llm.output_messages.0.message.role": "assistant", "llm.output_messages.0.message.content": "blue",
-                "llm.token_count.prompt": 9, "llm.token_count.completion": 2,
-                "llm.token_count.prompt_details.cache_read": 4,
-            },
-        },
-        [
-            LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2, cached_len=4)
-        ],
-    ),
-    "OpenInference, nested": (
-        "OpenTelemetry GenAI",
-        {
-            "start_time": "2024-01-01T00:00:01Z",
-            "attributes": {
-                "llm": {
-                    "input_messages": [{"message": {"role": "user", "content": "name a colour"}}],
-                    "output_messages": [{"message": {"role": "assistant", "content": "blue"}}],
-                    "token_count": {"prompt": 9, "completion": 2},
-                }
-            },
-        },
-        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0, prompt_len=9, output_len=2)],
-    ),
-    "Phoenix's table": (
-        "OpenTelemetry GenAI",
-        {
-            "start_time": "2024-01-01T00:00:01Z",
-            "attributes.llm.input_messages": [{"message.role": "user", "message.content": "name a colour"}],
-            "attributes.llm.output_messages": [{"message.role": "assistant", "message.content": "blue"}],
-        },
-        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
-    ),
-    "a proxy's stream": (
-        "OpenAI",
-        {
-            "ts": 1704067201.0, "req": {"messages": ASKED, "stream": True},
-            "res": "".join(
-                f"data: {json.dumps(event)}\n\n"
-                for event in (
-                    {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
-                    {"choices": [{"delta": {"content": "bl"}}]},
-                    {"choices": [{"delta": {"content": "ue"}, "finish_reason": "stop"}]},
-                    {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}},
-                )
-            )
-            + "data: [DONE]\n",
-        },
-        [
-            LoggedRow(
-                prompt=ASKED, output="blue", is_stopped=True, arrival_s=1704067201.0, prompt_len=9, output_len=2
-            )
-        ],
-    ),
-    "a proxy of Anthropic's messages": (
-        "OpenAI",
-        {
-            "timestamp": "2024-01-01T00:00:01Z", "requestBody": {"system": "be short", "messages": ASKED},
-            "responseBody": {
-                "type": "message", "role": "assistant", "stop_reason": "end_turn",
-                "content": [{"type": "text", "text": "blue"}],
-                "usage": {"input_tokens": 9, "output_tokens": 2, "cache_read_input_tokens": 4},
-            },
-        },
-        [
-            LoggedRow(
-                prompt=[{"role": "system", "content": "be short"}, *ASKED], output="blue", is_stopped=True,
-                arrival_s=1704067201.0, prompt_len=9, output_len=2, cached_len=4,
-            )
-        ],
-    ),
-    "a proxy of OpenAI's responses": (
-        "OpenAI",
-        {
-            "request": {"model": "m", "input": "name a colour"},
-            "response": {
-                "object": "response", "status": "completed", "created_at": 1704067201,
-                "output": [
-                    {"type": "reasoning", "summary": []},
-                    {"type": "message", "content": [{"type": "output_text", "text": "blue"}]},
-                ],
-                "usage": {"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}},
-            },
-        },
-        [
-            LoggedRow(
-                prompt=ASKED, output="blue", is_stopped=True, arrival_s=1704067201.0, prompt_len=9, output_len=2,
-                cached_len=4,
-            )
-        ],
-    ),
-    "input and output": (
-        "input and output",
-        {"input": ASKED, "output": "blue", "created_at": "2024-01-01T00:00:01Z"},
-        [LoggedRow(prompt=ASKED, output="blue", arrival_s=1704067201.0)],
     ),
 }  # fmt: skip
 
@@ -390,28 +125,8 @@ def test_each_format_is_read_by_its_own_fields(name: str) -> None:
     assert rows_of(document, {}) == rows
 
 
-def test_guidellm_s_report_is_read_with_prompts_outputs_and_times() -> None:
-    """A report as GuideLLM wrote it."""
-    with gzip.open(GUIDELLM) as file:
-        report = json.load(file)
-    rows = rows_of(report, {})
-    requests = [
-        request
-        for part in report["benchmarks"]
-        for request in part["requests"]["successful"]
-    ]
-    assert len(rows) == len(requests)
-    assert rows[0].output == requests[0]["output"]
-    assert rows[0].arrival_s == requests[0]["info"]["timings"]["request_start"]
-    assert rows[0].output_len == requests[0]["output_tokens"]
-    assert (
-        json.dumps(rows[0].prompt)[1:-1] in requests[0]["request_args"]
-        or rows[0].prompt
-    )
-
-
 def test_prompts_in_a_file_of_their_own_are_joined(tmp_path: Path) -> None:
-    """A batch's input and Spec-Bench's questions give the prompts of the outputs that name them."""
+    """A batch's input gives the prompts of the outputs that name them."""
     write_lines(
         tmp_path / "input.jsonl",
         [
@@ -423,10 +138,6 @@ def test_prompts_in_a_file_of_their_own_are_joined(tmp_path: Path) -> None:
             }
         ],
     )
-    write_lines(
-        tmp_path / "question.jsonl",
-        [{"question_id": 81, "category": "x", "turns": ["first", "second"]}],
-    )
     companions = companions_of(shards_of(files_of([tmp_path / "*.jsonl"])))
     choices = [{"message": {"role": "assistant", "content": "blue"}}]
     batch = {
@@ -435,13 +146,6 @@ def test_prompts_in_a_file_of_their_own_are_joined(tmp_path: Path) -> None:
         "error": None,
     }
     assert rows_of(batch, companions) == [LoggedRow(prompt=ASKED, output="blue")]
-    answer = {"question_id": 81, "choices": [{"turns": ["one", "two"]}]}
-    second = rows_of(answer, companions)[1]
-    assert second.prompt == [
-        {"role": "user", "content": "first"},
-        {"role": "assistant", "content": "one"},
-        {"role": "user", "content": "second"},
-    ]
     with pytest.raises(UnreadableError, match="give the batch's input file"):
         rows_of({**batch, "custom_id": "b"}, companions)
     assert companion_of(batch) is None
@@ -452,8 +156,6 @@ def test_prompts_in_a_file_of_their_own_are_joined(tmp_path: Path) -> None:
     [
         ({"hello": 1}, "no known format"),
         ({"messages": ASKED, "choices": [{"message": {"content": None, "tool_calls": [{}]}}]}, "tool call"),
-        ({"doc_id": 0, "arguments": [["a", "b"]], "resps": [[[-1.0, True]]]}, "scored, not generated"),
-        ({"type": "SPAN", "input": "a", "output": "b"}, "no generation"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}], "choices": [{"text": "x"}]}, "no text"),
     ],
 )  # fmt: skip

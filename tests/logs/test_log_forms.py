@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 pytest.importorskip("numba")
 
 from magicdec.errors import ConfigError
-from magicdec.logs import formats, profiles, sources
+from magicdec.logs import profiles, sources
 from magicdec.logs.formats import (
     LoggedRow,
     UnreadableError,
@@ -34,34 +34,15 @@ ROW = LoggedRow(prompt=ASKED, output="blue")
 cases = pytest.mark.parametrize("name", CASES)
 
 
-@pytest.mark.parametrize("as_text", [False, True])
-def test_a_proxy_may_call_request_and_response_so(as_text: bool) -> None:
-    """As objects, or as JSON in a text, themselves or in a body."""
-    request: Any = {"model": "m", "messages": ASKED}
-    response: Any = ANSWER
-    if as_text:
-        request, response = json.dumps(request), json.dumps(response)
-    for sent, came in product(formats.REQUESTS, formats.RESPONSES):
-        if sent == came:
-            continue
-        document = {"id": "a", sent: request, came: response}
+def test_request_and_response_may_stand_in_bodies() -> None:
+    request = {"model": "m", "messages": ASKED}
+    for document in (
+        {"id": "a", "request": request, "response": ANSWER},
+        {"id": "a", "request": {"body": request}, "response": {"body": ANSWER}},
+        {"id": "a", "body": request, "response": ANSWER},
+    ):
         assert format_of(document) == "OpenAI"
         assert rows_of(document, {}) == [ROW]
-        inner = {"id": "a", sent: {"body": request}, came: {"body": response}}
-        assert rows_of(inner, {}) == [ROW]
-
-
-@cases
-def test_a_pages_entries_are_read_as_each_alone(name: str) -> None:
-    """In order, and beside one that holds nothing."""
-    kind, document, rows = CASES[name]
-    for page in formats.PAGES:
-        listed = {page: [document, {"hello": 1}, document]}
-        if kind == "page of an export" or format_of(listed) != "page of an export":
-            continue
-        assert rows_of(listed, {}) == rows * 2
-    alone = {"items": [{"hello": 1}]}
-    assert format_of(alone) != "page of an export"
 
 
 @cases
@@ -100,64 +81,6 @@ def test_each_choice_is_a_request_and_tokens_are_of_one_alone(texts: list[str]) 
     bare = {"prompt": "p", "choices": [{"text": text} for text in texts]}
     assert format_of(bare) == "OpenAI"
     assert [row.output for row in rows_of(bare, {})] == texts
-    observed = {"type": "GENERATION", "input": ASKED, "output": {"choices": choices}}
-    assert [row.output for row in rows_of(observed, {})] == texts[:1]
-
-
-@pytest.mark.parametrize("as_text", [False, True])
-@pytest.mark.parametrize(
-    ("sent", "prompt"),
-    [
-        ("why?", "why?"),
-        ({"prompt": "why?"}, "why?"),
-        (ASKED, ASKED),
-        ({"messages": ASKED}, ASKED),
-        ({"messages": ASKED, "prompt": "why?"}, ASKED),
-    ],
-)
-def test_an_observations_input_is_its_prompt(
-    sent: Any, prompt: Any, as_text: bool
-) -> None:
-    """A text, messages, or an object with either; itself or as JSON."""
-    if as_text and not isinstance(sent, str):
-        sent = json.dumps(sent)
-    document = {"type": "GENERATION", "input": sent, "output": "blue"}
-    assert rows_of(document, {}) == [LoggedRow(prompt=prompt, output="blue")]
-
-
-SPANS: dict[str, dict[str, Any]] = {
-    "OpenInference": {
-        "llm.input_messages.0.message.role": "user",
-        "llm.input_messages.0.message.content": "name a colour",
-        "llm.output_messages.0.message.content": "blue",
-        "llm.token_count.prompt": 9,
-        "llm.token_count.completion": "2",
-        "llm.token_count.prompt_details.cache_read": 4,
-    },
-    "OpenLLMetry": {
-        "gen_ai.prompt.0.role": "user",
-        "gen_ai.prompt.0.content": "name a colour",
-        "gen_ai.completion.0.content": "blue",
-        "gen_ai.usage.prompt_tokens": 9,
-        "gen_ai.usage.completion_tokens": 2,
-        "gen_ai.usage.cache_read.input_tokens": "4",
-    },
-}
-
-
-@pytest.mark.parametrize("whole", [1, 2, 9])
-@pytest.mark.parametrize("name", SPANS)
-def test_attributes_may_be_nested_at_any_of_their_dots(name: str, whole: int) -> None:
-    """At none, at the first, or at all of them."""
-    attributes: dict[str, Any] = {}
-    for path, value in SPANS[name].items():
-        *parts, last = path.split(".", whole - 1)
-        inner = attributes
-        for part in parts:
-            inner = inner.setdefault(part, {})
-        inner[last] = value
-    told = LoggedRow(prompt=ASKED, output="blue", prompt_len=9, output_len=2, cached_len=4)  # fmt: skip
-    assert rows_of({"attributes": attributes}, {}) == [told]
 
 
 @pytest.mark.parametrize("calls", [None, [{"name": "f"}]])

@@ -223,7 +223,7 @@ class _Reader:
             self._leave_open(name, why)
 
     def _simple(self, node: ast.stmt, line: str) -> None:
-        """What a statement sets."""
+        """Follows what a simple statement sets."""
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 self._assign(target, node.value)
