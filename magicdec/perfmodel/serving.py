@@ -480,6 +480,8 @@ def whole_requests(
     passes_alone = np.maximum(output_len, 1.0)
     passes = passes_alone * prediction.tpot_s / step_s
 
+    prompt_lengths, shares = np.asarray(prompts, dtype=np.float64).reshape(-1, 2).T
+
     def prompt_s(query_len: Any, hits: Cached, passes: Any) -> Array:
         at: dict[str, Any] = {
             "active": points.batch,
@@ -491,12 +493,21 @@ def whole_requests(
         def whole_s(prompt_len: Any) -> Array:
             return prefill_seconds(setup, prompt_len=prompt_len, **at)
 
+        lengths = points.context
+        if prompts:
+            lengths = prompt_lengths.reshape(-1, *[1] * len(points.shape))
+        seconds = whole_s(lengths)
+        if hits.is_any:
+            cached = hits.of(lengths)
+            seconds = hits.seconds_of_rest(
+                lengths,
+                whole_s=seconds,
+                cached_s=whole_s(np.maximum(cached, 1.0)),
+                rest_s=whole_s(lengths - cached),
+            )
         if not prompts:
-            return hits.seconds_of_rest(whole_s, points.context)
-        lengths, shares = np.asarray(prompts, dtype=np.float64).T
-        lengths = lengths.reshape(-1, *[1] * len(points.shape))
-        every = hits.seconds_of_rest(whole_s, lengths)
-        return np.tensordot(shares / shares.sum(), every, axes=1)
+            return seconds
+        return np.tensordot(shares / shares.sum(), seconds, axes=1)
 
     common: dict[str, Any] = {
         "active": points.batch,

@@ -5,7 +5,7 @@ the sampling.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -176,18 +176,19 @@ class Cached(NamedTuple):
         units = np.floor(matched / self.unit_tokens) - self.dropped_units
         return np.asarray(np.maximum(units, 0.0) * self.unit_tokens)
 
+    @property
+    def is_any(self) -> bool:
+        return bool(self.tokens or self.share)
+
     def seconds_of_rest(
-        self, seconds: Callable[[Any], Array], prompt_len: Any
+        self, prompt_len: Any, *, whole_s: Array, cached_s: Array, rest_s: Array
     ) -> Array:
-        """Time of prompts without what is cached of them, of `seconds` for whole ones: the rest
-        attends to the cached tokens, and is at least a prompt of its own length.
+        """Time of prompts without what is cached of them, from that of whole prompts, of prompts as
+        long as the cached part and of prompts as long as the rest: the rest attends to the cached
+        tokens, and is at least a prompt of its own length.
         """
-        if not (self.tokens or self.share):
-            return seconds(prompt_len)
-        prompt = np.asarray(prompt_len, dtype=np.float64)
-        cached = self.of(prompt)
-        left_out = np.where(cached > 0.0, seconds(np.maximum(cached, 1.0)), 0.0)
-        return np.maximum(seconds(prompt) - left_out, seconds(prompt - cached))
+        left_out = np.where(self.of(prompt_len) > 0.0, cached_s, 0.0)
+        return np.maximum(whole_s - left_out, rest_s)
 
 
 NOT_CACHED = Cached()

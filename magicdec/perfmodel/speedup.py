@@ -22,6 +22,7 @@ from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import Acceptance
 from magicdec.perfmodel.drafting import draft_of
+from magicdec.perfmodel.kernels.op import GridPlaces
 from magicdec.perfmodel.memory import (
     MemoryNeed,
     capacity_bytes,
@@ -154,12 +155,22 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def prefill_s(self) -> Array:
         """Seconds of the prefill of one request alone, the draft's included."""
-        at = self.points
+        return self._rest_s(self.setup, self.points.budget)
 
-        def whole_s(prompt_len: Any) -> Array:
-            return _prefill_s(self.setup, prompt_len, at.tp, at.budget)
-
-        return self.hits.seconds_of_rest(whole_s, at.context)
+    def _rest_s(self, setup: Setup, budget: Any) -> Array:
+        """Seconds of the prefill of one request alone, without what is found cached of it."""
+        prompt = self.points.context
+        tp_size = self.points.tp
+        whole_s = _prefill_s(setup, prompt, tp_size, budget)
+        if not self.hits.is_any:
+            return whole_s
+        cached = self.hits.of(prompt)
+        return self.hits.seconds_of_rest(
+            prompt,
+            whole_s=whole_s,
+            cached_s=_prefill_s(setup, np.maximum(cached, 1.0), tp_size, budget),
+            rest_s=_prefill_s(setup, prompt - cached, tp_size, budget),
+        )
 
     @cached_property
     def draft_prefill_s(self) -> Array:
@@ -171,12 +182,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         alone = dataclasses.replace(
             self.setup, speculation=AUTOREGRESSIVE, draft_model=None
         )
-        at = self.points
-
-        def whole_s(prompt_len: Any) -> Array:
-            return _prefill_s(alone, prompt_len, at.tp, None)
-
-        without = self.hits.seconds_of_rest(whole_s, at.context)
+        without = self._rest_s(alone, None)
         return np.maximum(self.prefill_s - without, 0.0)
 
     @cached_property
@@ -195,7 +201,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def take(self, chosen: Any) -> Prediction:
         """The predictions of some points, by their flat indices, as rows."""
-        taken = _Taken(self.points.shape, chosen)
+        taken = GridPlaces(self.points.shape, chosen)
         points: dict[str, Any] = {}
         for name in AXES:
             axis = getattr(self.points, name)
@@ -207,7 +213,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return Prediction(
             setup=self.setup,
             points=Points(**points, cached=self.points.cached),
-            terms=self.terms.mapped(taken.of),
+            terms=self.terms.taken(taken),
             memory=MemoryNeed(**memory),
             expected_tokens_per_step=taken.of(self.expected_tokens_per_step),
             middle_tokens_per_step=taken.of(self.middle_tokens_per_step),
@@ -233,40 +239,6 @@ def _prefill_s(setup: Setup, prompt_len: Any, tp_size: Any, budget: Any) -> Arra
     ).total_s
     of_points: Array = np.broadcast_to(seconds, prompts.shape)[place.ravel()]
     return of_points.reshape(axes[0].shape)
-
-
-class _Taken:
-    """Some points of a grid, taken of arrays that broadcast over it."""
-
-    def __init__(self, shape: tuple[int, ...], chosen: Any) -> None:
-        self._where = np.unravel_index(chosen, shape)
-        self._places: dict[tuple[int, ...], Any] = {}
-        """Indices of the points in arrays of each shape."""
-
-    def of(self, values: Any) -> Any:
-        """Values at the points; single ones stay single."""
-        if not isinstance(values, np.ndarray):
-            return values
-        if values.size == 1:
-            return values.reshape(-1)[0]
-        return values[self._place(values.shape)]
-
-    def rows(self, values: Any) -> Array:
-        """Values at the points, single ones at each."""
-        every: Array = np.asarray(values)
-        if every.ndim == 0:
-            return np.full(self._where[0].shape, every)
-        rows: Array = every[self._place(every.shape)]
-        return rows
-
-    def _place(self, shape: tuple[int, ...]) -> Any:
-        if shape not in self._places:
-            own = self._where[len(self._where) - len(shape) :]
-            place = []
-            for length, index in zip(shape, own, strict=True):
-                place.append(index if length > 1 else np.zeros_like(index))
-            self._places[shape] = tuple(place)
-        return self._places[shape]
 
 
 def _whole(setup: Setup, points: Points) -> Points:

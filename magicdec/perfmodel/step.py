@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any, Literal
@@ -25,7 +24,7 @@ from magicdec.perfmodel.drafting.base import StagedPass, launches, uncaptured
 from magicdec.perfmodel.forward import Pass, forward_pass, prefill
 from magicdec.perfmodel.hybrids import launched, read_again
 from magicdec.perfmodel.kernels.links import Message, send
-from magicdec.perfmodel.kernels.op import ForwardTime, Op, fixed
+from magicdec.perfmodel.kernels.op import ForwardTime, GridPlaces, Op, fixed
 from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.setup import ModelSetup, Setup, microbatch
 from magicdec.perfmodel.vocabulary import sampling_ops, vocabulary_ops
@@ -93,27 +92,24 @@ class StepTerms(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             for key in once
         }
 
-    def mapped(self, change: Callable[[Any], Any]) -> StepTerms:
-        """The terms with `change` done to every quantity of their operations, once to those that
-        several terms share."""
-        changed: dict[int, Op] = {}
+    def taken(self, places: GridPlaces) -> StepTerms:
+        """The terms at some points of a grid; operations that several terms share are taken once."""
+        taken: dict[int, Op] = {}
 
-        def mapped(time: ForwardTime) -> ForwardTime:
+        def at_places(time: ForwardTime) -> ForwardTime:
             for op in time.ops:
-                if id(op) not in changed:
-                    changed[id(op)] = op.mapped(
-                        change, lambda basis: basis.mapped(change)
-                    )
-            return ForwardTime(tuple(changed[id(op)] for op in time.ops))
+                if id(op) not in taken:
+                    taken[id(op)] = op.taken(places)
+            return ForwardTime(tuple(taken[id(op)] for op in time.ops))
 
         return StepTerms(
-            autoregressive=mapped(self.autoregressive),
-            draft=mapped(self.draft),
-            verify=mapped(self.verify),
-            accept=mapped(self.accept),
-            upkeep=mapped(self.upkeep),
-            gamma=change(self.gamma),
-            undrafted=mapped(self.undrafted),
+            autoregressive=at_places(self.autoregressive),
+            draft=at_places(self.draft),
+            verify=at_places(self.verify),
+            accept=at_places(self.accept),
+            upkeep=at_places(self.upkeep),
+            gamma=places.of(self.gamma),
+            undrafted=at_places(self.undrafted),
         )
 
     def averaged(self, probability: Array, gamma: Array) -> StepTerms:

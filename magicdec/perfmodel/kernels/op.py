@@ -135,6 +135,40 @@ class Basis(msgspec.Struct, frozen=True, kw_only=True):
         return self.mapped(lambda value: np.sum(weight * value, axis=-1) / whole)
 
 
+class GridPlaces:
+    """Places of some points of a grid, at which arrays that broadcast over it are read."""
+
+    def __init__(self, shape: tuple[int, ...], chosen: Any) -> None:
+        self._where = np.unravel_index(chosen, shape)
+        self._places: dict[tuple[int, ...], Any] = {}
+        """Indices of the points in arrays of each shape."""
+
+    def of(self, values: Any) -> Any:
+        """Values at the points; single ones stay single."""
+        if not isinstance(values, np.ndarray):
+            return values
+        if values.size == 1:
+            return values.reshape(-1)[0]
+        return values[self._place(values.shape)]
+
+    def rows(self, values: Any) -> Array:
+        """Values at the points, single ones at each."""
+        every: Array = np.asarray(values)
+        if every.ndim == 0:
+            return np.full(self._where[0].shape, every)
+        rows: Array = every[self._place(every.shape)]
+        return rows
+
+    def _place(self, shape: tuple[int, ...]) -> Any:
+        if shape not in self._places:
+            own = self._where[len(self._where) - len(shape) :]
+            place = []
+            for length, index in zip(shape, own, strict=True):
+                place.append(index if length > 1 else np.zeros_like(index))
+            self._places[shape] = tuple(place)
+        return self._places[shape]
+
+
 class Where(NamedTuple):
     """The device, engine and formats that every operation of a pass shares."""
 
@@ -191,6 +225,10 @@ class Op:
             _basis_change=basis_change,
         )
         return mapped
+
+    def taken(self, places: GridPlaces) -> Op:
+        """The operation at some points of a grid."""
+        return self.mapped(places.of, lambda basis: basis.mapped(places.of))
 
     def named(self, suffix: str) -> Op:
         """The operation with this behind the names of its kernels."""
