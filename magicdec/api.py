@@ -11,26 +11,21 @@
     magicdec.report("report.html", plan=plan)
     magicdec.models(), magicdec.hardware(), magicdec.engines()
 
-One value may stand for a list of one; numbers of tokens may be written "32k"; names, paths and
+Options of a plan are the fields of schema/request.py; None is as good as leaving one out. One value
+may stand for a list of one; numbers of tokens may be written "32k"; names, paths and
 specs are all taken, and for a model the dictionary of its config.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from magicdec import perfmodel, schema
 from magicdec.errors import ConfigError
-from magicdec.perfmodel import (
-    AcceptanceProfile,
-    HardwareProfile,
-    Sensitivity,
-    hardware_names,
-    request_of,
-)
-from magicdec.perfmodel import make_plan as answer
-from magicdec.perfmodel import sensitivity as vary
+from magicdec.perfmodel import Sensitivity, hardware_names, request_of
 from magicdec.schema import (
     Candidate,
     Plan,
@@ -39,15 +34,7 @@ from magicdec.schema import (
     record_rows,
     request_options,
 )
-from magicdec.schema import load_plan as read_plan
-from magicdec.specs import (
-    EngineProfile,
-    ModelSpec,
-    WorkloadSpec,
-    engine_names,
-    load_model_spec,
-    model_names,
-)
+from magicdec.specs import ModelSpec, engine_names, load_model_spec, model_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,8 +42,6 @@ if TYPE_CHECKING:
     from magicdec.perfmodel import SimulatedTimes
 
 F = TypeVar("F", bound=Callable[..., Any])
-Count = int | str
-"""A number of tokens, sequences or devices: 4096 or "32k"."""
 IDENTITY = (
     "hardware",
     "batch_size",
@@ -68,62 +53,20 @@ IDENTITY = (
 )
 
 
-class PlanKeywords(TypedDict, total=False):
-    """Options of a plan, the fields of schema/request.py, with what each may be; `help(magicdec.plan)`
-    says what they mean. None is as good as leaving one out."""
-
-    model: str | Path | ModelSpec | dict[str, Any] | None
-    hardware: (
-        str | Path | HardwareProfile | Sequence[str | Path | HardwareProfile] | None
-    )
-    engine: str | Path | EngineProfile | None
-    tp: Count | None
-    gpus: Count | None
-    pp: Count | None
-    ep: Count | None
-    dp_attention: bool | None
-    batch: Count | Sequence[Count] | None
-    context: Count | Sequence[Count] | None
-    gen_len: Count | None
-    gamma: Count | None
-    draft: str | None
-    plugin: bool | None
-    draft_model: str | Path | None
-    draft_method: str | None
-    draft_budget: Count | Sequence[Count] | None
-    draft_tp: Count | None
-    task: str | None
-    temperature: float | None
-    top_p: float | None
-    top_k: Count | None
-    acceptance_rate: float | Sequence[float] | None
-    accept_length: float | None
-    drafted_share: float | None
-    acceptance: (
-        str | Path | AcceptanceProfile | Sequence[str | Path | AcceptanceProfile] | None
-    )
-    weight_dtype: str | None
-    kv_dtype: str | None
-    draft_weight_dtype: str | None
-    draft_kv_dtype: str | None
-    tpot_ms: float | None
-    ttft_ms: float | None
-    prefill: str | None
-    kv_link_gb_s: float | None
-    price: float | None
-    workload: str | Path | WorkloadSpec | None
-    rate: float | None
-    burstiness: float | None
-    requests: str | Path | None
-    cached: Count | None
-    p95_ttft_ms: float | None
-    p95_tpot_ms: float | None
-    balance: str | None
-
-
-def _lists_options(function: F) -> F:
-    """Adds a line on each option of a plan to a function's docstring, for help()."""
+def _takes_options(function: F) -> F:
+    """Gives a function the options of a plan (schema/request.py) as keywords, for editors and
+    `inspect`, and a line on each in its docstring, for help()."""
     asked = request_options()
+    signature = inspect.signature(function)
+    parameters = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            parameters.append(parameter)
+    for name in asked:
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+        )
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     lines = [f"        {name}: {option.help}" for name, option in asked.items()]
     before, raises, after = (function.__doc__ or "").partition("\n    Raises:")
     function.__doc__ = "\n".join(
@@ -132,8 +75,8 @@ def _lists_options(function: F) -> F:
     return function
 
 
-@_lists_options
-def plan(**options: Unpack[PlanKeywords]) -> Plan:
+@_takes_options
+def plan(**options: Any) -> Plan:
     """Which draft, budget and gamma pay, or none: `magicdec plan`, with options of the same names.
 
     Raises:
@@ -141,11 +84,11 @@ def plan(**options: Unpack[PlanKeywords]) -> Plan:
         nearest that can.
         CapacityError: what does not fit on the devices, or within the limits on latency.
     """
-    return answer(request_of(**options))
+    return perfmodel.make_plan(request_of(**options))
 
 
-@_lists_options
-def predict(**options: Unpack[PlanKeywords]) -> Candidate:
+@_takes_options
+def predict(**options: Any) -> Candidate:
     """One configuration: of `plan`'s options, one device, batch, context, draft, budget and gamma.
 
     Gamma 0 (or draft "none") is autoregressive decoding.
@@ -155,7 +98,11 @@ def predict(**options: Unpack[PlanKeywords]) -> Candidate:
     """
     request = request_of(**options)
     has_draft = request.gamma != 0 and request.draft != "none"
-    wanted = [row for row in answer(request).rows if row.is_speculative == has_draft]
+    wanted = [
+        row
+        for row in perfmodel.make_plan(request).rows
+        if row.is_speculative == has_draft
+    ]
     if not wanted:
         raise ConfigError(
             f"no acceptance is known for this draft of {request.model}; give acceptance_rate"
@@ -171,15 +118,15 @@ def predict(**options: Unpack[PlanKeywords]) -> Candidate:
     return wanted[0]
 
 
-@_lists_options
-def sensitivity(**options: Unpack[PlanKeywords]) -> Sensitivity:
+@_takes_options
+def sensitivity(**options: Any) -> Sensitivity:
     """Which input of one configuration moves its speedup most, and what to measure next: `magicdec
     sensitivity`.
 
     Raises:
         ConfigError: as `plan`; or no draft to vary the inputs of.
     """
-    return vary(request_of(**options))
+    return perfmodel.sensitivity(request_of(**options))
 
 
 def models() -> list[str]:
@@ -197,12 +144,13 @@ def engines() -> list[str]:
     return list(engine_names())
 
 
+@_takes_options
 def simulate(
     *,
     replicas: int = 1,
     policy: str = "by batch",
     seed: int = 0,
-    **options: Unpack[PlanKeywords],
+    **options: Any,
 ) -> SimulatedTimes:
     """Replicas under arrivals: `plan`'s options with a rate or requests; arrays of every request's
     times.
@@ -215,16 +163,15 @@ def simulate(
         unknown.
         CapacityError: a request that does not fit.
     """
-    # most callers need no simulator
-    from magicdec.perfmodel import simulated
-
     request = request_of(**options)
     if not request.has_arrivals:
         raise ConfigError("a simulation needs a rate, or requests")
     model = request.model
     if not isinstance(model, ModelSpec):
         model = load_model_spec(model)
-    return simulated(request, model, replicas=replicas, policy=policy, seed=seed)
+    return perfmodel.simulated(
+        request, model, replicas=replicas, policy=policy, seed=seed
+    )
 
 
 class Records(list[Record]):
@@ -241,7 +188,7 @@ def load_plan(path: str | Path) -> Plan:
     """A plan that was written with `magicdec plan -o` or `plan.to_json()`. Raises StorageError or
     ConfigError.
     """
-    return read_plan(Path(path))
+    return schema.load_plan(Path(path))
 
 
 def report(

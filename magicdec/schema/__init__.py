@@ -85,15 +85,21 @@ if TYPE_CHECKING:
     )
     from magicdec.schema.row import (
         COLUMNS,
+        NO_DRAFT,
         NO_GAIN,
         PLUGIN,
+        ByAcceptance,
         Candidate,
+        Decoding,
         Drafting,
         Gain,
+        Layout,
+        Memory,
+        RequestTimes,
+        StepTimes,
         TokenCost,
         Verdict,
         column,
-        nested,
         verdict_of,
     )
 else:

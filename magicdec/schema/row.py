@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from operator import attrgetter
-from typing import Annotated, Any, Generic, Literal, TypeVar, overload
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -317,29 +316,6 @@ PLACES: Mapping[str, str] = COLUMNS | {
 PATHS = {name: tuple(place.split(".")) for name, place in PLACES.items()}
 """Their places, by part: a plan of several devices puts half a million quantities there."""
 
-Kind = TypeVar("Kind")
-
-
-class ColumnAttribute(Generic[Kind]):
-    """A candidate's attribute that is named as a column, and reads the place of that column."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._read = attrgetter(COLUMNS[name])
-
-    @overload
-    def __get__(self, row: None, owner: type) -> ColumnAttribute[Kind]: ...
-
-    @overload
-    def __get__(self, row: Candidate, owner: type) -> Kind: ...
-
-    def __get__(
-        self, row: Candidate | None, owner: type
-    ) -> ColumnAttribute[Kind] | Kind:
-        if row is None:
-            return self
-        value: Kind = self._read(row)
-        return value
-
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One configuration with its prediction. Autoregressive: gamma 0, draft and method "none",
@@ -366,20 +342,61 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     none.
     """
 
-    draft = ColumnAttribute[str]()
-    draft_method = ColumnAttribute[str]()
-    draft_budget = ColumnAttribute[int | None]()
-    gamma = ColumnAttribute[int]()
-    tp_size = ColumnAttribute[int]()
-    num_replicas = ColumnAttribute[int]()
-    fits = ColumnAttribute[bool]()
-    step_s = ColumnAttribute[float]()
-    tpot_s = ColumnAttribute[float]()
-    ttft_s = ColumnAttribute[float]()
-    tokens_per_s = ColumnAttribute[float]()
-    speedup = ColumnAttribute[float]()
-    speedup_low = ColumnAttribute[float]()
-    speedup_high = ColumnAttribute[float]()
+    @property
+    def draft(self) -> str:
+        return self.drafting.draft
+
+    @property
+    def draft_method(self) -> str:
+        return self.drafting.method
+
+    @property
+    def draft_budget(self) -> int | None:
+        return self.drafting.budget
+
+    @property
+    def gamma(self) -> int:
+        return self.drafting.gamma
+
+    @property
+    def tp_size(self) -> int:
+        return self.layout.tp_size
+
+    @property
+    def num_replicas(self) -> int:
+        return self.layout.num_replicas
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.fits
+
+    @property
+    def step_s(self) -> float:
+        return self.step.step_s
+
+    @property
+    def tpot_s(self) -> float:
+        return self.decoding.tpot_s
+
+    @property
+    def ttft_s(self) -> float:
+        return self.decoding.ttft_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.decoding.tokens_per_s
+
+    @property
+    def speedup(self) -> float:
+        return self.decoding.gain.speedup
+
+    @property
+    def speedup_low(self) -> float:
+        return self.decoding.gain.low
+
+    @property
+    def speedup_high(self) -> float:
+        return self.decoding.gain.high
 
     @property
     def num_gpus(self) -> int:

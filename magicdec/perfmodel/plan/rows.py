@@ -1,13 +1,12 @@
-"""Candidates of a prediction: one row per point, built once from typed columns."""
+"""Candidates of a prediction: one row per point, part by part from columns."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,7 +30,20 @@ from magicdec.perfmodel.plan.standing import is_named, published_head
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Points, Setup, budgets_of, microbatch
 from magicdec.perfmodel.speedup import BoolArray, Prediction
-from magicdec.schema import PLUGIN, Candidate, nested
+from magicdec.schema import (
+    NO_DRAFT,
+    PLUGIN,
+    ByAcceptance,
+    Candidate,
+    Decoding,
+    Drafting,
+    Gain,
+    Layout,
+    Memory,
+    RequestTimes,
+    StepTimes,
+    TokenCost,
+)
 from magicdec.units import MEGA, SECONDS_PER_HOUR, format_tokens
 
 MEASURED_RANGE = 1.05
@@ -122,8 +134,7 @@ def candidates(
     *,
     baseline: float | None,
 ) -> list[Candidate]:
-    """One candidate per point of a prediction in rows, by the tables at the end of this file.
-    `acceptance` None: nothing is drafted.
+    """One candidate per point of a prediction in rows. `acceptance` None: nothing is drafted.
 
     `baseline`: tokens per second, over all devices, of autoregressive decoding at its best batch;
     None: there is none.
@@ -135,23 +146,38 @@ def candidates(
         acceptance=acceptance,
         baseline=baseline,
     )
-    tables = [OF_ALL]
-    if rows.whole is not None:
-        tables.append(OF_REQUESTS)
+    drafting: Any = NO_DRAFT
+    by_acceptance = None
     if acceptance is not None:
-        tables.append(OF_DRAFTS)
-    columns: dict[str, list[Any]] = {}
-    for table in tables:
-        for name, value in table.items():
-            columns[name] = rows.column(value(rows))
-    documents = []
-    for row in zip(*columns.values(), strict=True):
-        documents.append(nested(dict(zip(columns, row, strict=True))))
-    return msgspec.convert(documents, list[Candidate])
+        drafting = rows.drafting()
+        by_acceptance = rows.by_acceptance()
+    requests = None
+    if rows.whole is not None:
+        requests = rows.request_times()
+    return rows.parts(
+        Candidate,
+        hardware=rows.setup.hardware.name,
+        batch_size=whole_numbers(rows.points.batch),
+        context_len=whole_numbers(rows.points.context),
+        layout=rows.layout(),
+        drafting=drafting,
+        step=rows.step_times(),
+        decoding=rows.decoding(),
+        requests=requests,
+        memory=rows.memory(),
+        cost=rows.cost(),
+        within_limits=rows.is_within_limits,
+        by_acceptance=by_acceptance,
+        speedup_vs_best_autoregressive=rows.over_best_autoregressive,
+    )
+
+
+Part = TypeVar("Part", bound=msgspec.Struct)
 
 
 class Rows(Users, frozen=True, kw_only=True, dict=True):
-    """A prediction in rows, and what several quantities of its candidates are computed from."""
+    """A prediction in rows: the parts of its candidates, and what several of their quantities are
+    computed from."""
 
     acceptance: AcceptanceProfile | None
     baseline: float | None
@@ -160,8 +186,144 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
         """A plain value per row."""
         if isinstance(values, list):
             return values
+        if values is None or isinstance(values, str | msgspec.Struct):
+            return [values] * self.prediction.points.shape[0]
         every: list[Any] = self.prediction.full(np.asarray(values)).tolist()
         return every
+
+    def parts(self, part: type[Part], **quantities: Any) -> list[Part]:
+        """A part of each row from its quantities: one value for all rows, an array or a list."""
+        columns = map(self.column, quantities.values())
+        return [
+            part(**dict(zip(quantities, row, strict=True)))
+            for row in zip(*columns, strict=True)
+        ]
+
+    def layout(self) -> list[Layout]:
+        spread = self.setup.spread
+        return self.parts(
+            Layout,
+            tp_size=whole_numbers(self.points.tp),
+            pp_size=spread.pp,
+            dp_size=spread.dp,
+            ep_size=whole_numbers(spread.ep_size(self.points.tp)),
+            num_replicas=whole_numbers(self.num_replicas),
+            num_nodes=whole_numbers(self.num_nodes),
+        )
+
+    def drafting(self) -> list[Drafting]:
+        speculation = self.setup.speculation
+        lookup_min, lookup_max = self.law.lookup_lengths
+        return self.parts(
+            Drafting,
+            draft=speculation.draft,
+            method=speculation.draft_method,
+            budget=self.budget,
+            budget_share=self.budget_share,
+            tp_size=whole_numbers(draft_tp(self.setup, self.points.tp)),
+            gamma=self.points.gamma,
+            tokens_per_step=self.prediction.expected_tokens_per_step,
+            break_even_tokens_per_step=self.finite(self.tokens_to_break_even),
+            break_even_gen_len=self.break_even_gen_len,
+            acceptance_text=self.law.dataset,
+            acceptance_source=self.source,
+            checkpoint=self.checkpoint,
+            lookup_min=lookup_min,
+            lookup_max=lookup_max,
+            is_extrapolated=self.is_extrapolated,
+            needs_plugin=[PLUGIN in marks for marks in self.marks],
+            is_hypothetical=self.is_hypothetical,
+            marks=self.marks,
+            lane=evidence_of(self.setup).lane,
+        )
+
+    def step_times(self) -> list[StepTimes]:
+        prediction = self.prediction
+        alone_s = prediction.autoregressive_step_s
+        draft_s: Any = 0.0
+        verify_s = alone_s
+        accept_s: Any = 0.0
+        upkeep_s: Any = 0.0
+        if self.acceptance is not None:
+            draft_s = prediction.draft_step_s
+            verify_s = prediction.verify_step_s
+            accept_s = prediction.accept_step_s
+            upkeep_s = prediction.upkeep_step_s
+        return self.parts(
+            StepTimes,
+            autoregressive_s=alone_s,
+            draft_s=draft_s,
+            verify_s=verify_s,
+            accept_s=accept_s,
+            upkeep_s=upkeep_s,
+            step_s=prediction.step_s,
+            bound_by=self.bound_by,
+            is_captured=self.is_captured,
+        )
+
+    def decoding(self) -> list[Decoding]:
+        prediction = self.prediction
+        return self.parts(
+            Decoding,
+            tpot_s=prediction.tpot_s,
+            tpot_low_s=self.bounds.tpot_low_s,
+            tpot_high_s=self.bounds.tpot_high_s,
+            ttft_s=prediction.ttft_s,
+            tokens_per_s=prediction.tokens_per_s,
+            tokens_per_s_per_gpu=prediction.tokens_per_s / prediction.num_gpus,
+            gain=self.gain(prediction.speedup, self.gains),
+        )
+
+    def request_times(self) -> list[RequestTimes]:
+        requests = self.requests
+        drafted = requests.drafted
+        speedup = requests.speedup_at(self.prediction.speedup)
+        return self.parts(
+            RequestTimes,
+            ttft_s=drafted.ttft_s,
+            tpot_s=drafted.tpot_s,
+            request_s=drafted.in_slot_s,
+            gain=self.gain(speedup, requests.gains(self.gains)),
+            prefill_share=drafted.prefill_share,
+            output_tokens_per_s_per_gpu=self.rate_per_gpu,
+            requests_per_s=self.requests_per_s,
+        )
+
+    def gain(self, speedup: Array, gains: Gains) -> list[Gain]:
+        quantiles = gains.quantiles()
+        quartiles = None
+        if self.acceptance is not None:
+            quartiles = self.lists(list(quantiles[QUARTILES]))
+        return self.parts(
+            Gain,
+            speedup=speedup,
+            low=quantiles[0],
+            high=quantiles[-1],
+            pays=gains.above(),
+            quartiles=quartiles,
+        )
+
+    def memory(self) -> list[Memory]:
+        memory = self.prediction.memory
+        return self.parts(Memory, bytes_per_gpu=memory.total_bytes, fits=memory.fits)
+
+    def cost(self) -> list[TokenCost]:
+        gpu_hours = None
+        if self.whole is not None:
+            gpu_hours = self.gpu_s_per_request / SECONDS_PER_HOUR * MEGA
+        return self.parts(
+            TokenCost,
+            per_million_tokens_usd=self.usd_per_million_tokens,
+            gpu_hours_per_million_requests=gpu_hours,
+            per_million_requests_usd=self.usd_per_million_requests,
+        )
+
+    def by_acceptance(self) -> list[ByAcceptance]:
+        return self.parts(
+            ByAcceptance,
+            tokens_per_step=self.lists(self.tokens_by_acceptance),
+            speedup=self.lists(self.gain_by_acceptance),
+        )
 
     @property
     def setup(self) -> Setup:
@@ -185,11 +347,6 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
     def gains(self) -> Gains:
         """The distribution of decoding's speedup."""
         return self.bounds.gains
-
-    @cached_property
-    def quantiles(self) -> Array:
-        """Quantiles of decoding's speedup, [LEVELS, rows]."""
-        return self.gains.quantiles()
 
     # How it runs
     @property
@@ -259,21 +416,6 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
         assert self.whole is not None  # asked only where they are known
         return self.whole
 
-    @cached_property
-    def request_gains(self) -> Gains:
-        return self.requests.gains(self.gains)
-
-    @cached_property
-    def request_quantiles(self) -> Array:
-        """Quantiles of whole requests' speedup, [LEVELS, rows]."""
-        return self.request_gains.quantiles()
-
-    @property
-    def request_quartiles(self) -> list[list[float]] | None:
-        if self.whole is None:
-            return None
-        return self.lists(list(self.request_quantiles[QUARTILES]))
-
     @property
     def requests_per_s(self) -> Array:
         num_gpus = self.prediction.num_gpus * self.num_replicas
@@ -285,7 +427,7 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
 
     @property
     def usd_per_million_requests(self) -> Any:
-        if self.usd_per_gpu_s is None:
+        if self.whole is None or self.usd_per_gpu_s is None:
             return None
         return self.usd_per_gpu_s * self.gpu_s_per_request * MEGA
 
@@ -336,11 +478,6 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
         """Whether the draft would have to be trained first."""
         speculation = self.setup.speculation
         return self.case.is_hypothetical(speculation.draft, speculation.draft_method)
-
-    @property
-    def lookup(self) -> tuple[int | None, int | None]:
-        """Shortest and longest n-gram that is looked up, where that was replayed from logs."""
-        return self.law.lookup_lengths
 
     @property
     def is_extrapolated(self) -> list[bool]:
@@ -447,93 +584,3 @@ def _is_outside(value: float | None, measured: list[float]) -> bool:
     lowest = min(measured) / MEASURED_RANGE
     highest = max(measured) * MEASURED_RANGE
     return not lowest <= value <= highest
-
-
-Value = Callable[[Rows], Any]
-
-OF_ALL: Mapping[str, Value] = {
-    "hardware": lambda rows: rows.setup.hardware.name,
-    "batch_size": lambda rows: whole_numbers(rows.points.batch),
-    "context_len": lambda rows: whole_numbers(rows.points.context),
-    "tp_size": lambda rows: whole_numbers(rows.points.tp),
-    "pp_size": lambda rows: rows.setup.spread.pp,
-    "dp_size": lambda rows: rows.setup.spread.dp,
-    "ep_size": lambda rows: whole_numbers(rows.setup.spread.ep_size(rows.points.tp)),
-    "num_replicas": lambda rows: whole_numbers(rows.num_replicas),
-    "num_nodes": lambda rows: whole_numbers(rows.num_nodes),
-    "autoregressive_step_s": lambda rows: rows.prediction.autoregressive_step_s,
-    "draft_step_s": lambda rows: 0.0,
-    "verify_step_s": lambda rows: rows.prediction.autoregressive_step_s,
-    "accept_step_s": lambda rows: 0.0,
-    "upkeep_step_s": lambda rows: 0.0,
-    "step_s": lambda rows: rows.prediction.step_s,
-    "bound_by": lambda rows: rows.bound_by,
-    "is_captured": lambda rows: rows.is_captured,
-    "tpot_s": lambda rows: rows.prediction.tpot_s,
-    "tpot_low_s": lambda rows: rows.bounds.tpot_low_s,
-    "tpot_high_s": lambda rows: rows.bounds.tpot_high_s,
-    "ttft_s": lambda rows: rows.prediction.ttft_s,
-    "tokens_per_s": lambda rows: rows.prediction.tokens_per_s,
-    "tokens_per_s_per_gpu": lambda rows: (
-        rows.prediction.tokens_per_s / rows.prediction.num_gpus
-    ),
-    "speedup": lambda rows: rows.prediction.speedup,
-    "speedup_low": lambda rows: rows.quantiles[0],
-    "speedup_high": lambda rows: rows.quantiles[-1],
-    "pays_probability": lambda rows: rows.gains.above(),
-    "memory_bytes_per_gpu": lambda rows: rows.prediction.memory.total_bytes,
-    "fits": lambda rows: rows.prediction.memory.fits,
-    "within_limits": lambda rows: rows.is_within_limits,
-    "cost_per_million_tokens_usd": lambda rows: rows.usd_per_million_tokens,
-    "speedup_vs_best_autoregressive": lambda rows: rows.over_best_autoregressive,
-}
-"""Value of each quantity of candidates (schema/row.py has their places), by name."""
-
-OF_REQUESTS: Mapping[str, Value] = {
-    "request_ttft_s": lambda rows: rows.requests.drafted.ttft_s,
-    "request_tpot_s": lambda rows: rows.requests.drafted.tpot_s,
-    "request_s": lambda rows: rows.requests.drafted.in_slot_s,
-    "request_speedup": lambda rows: rows.requests.speedup_at(rows.prediction.speedup),
-    "request_speedup_low": lambda rows: rows.request_quantiles[0],
-    "request_speedup_high": lambda rows: rows.request_quantiles[-1],
-    "request_pays_probability": lambda rows: rows.request_gains.above(),
-    "prefill_share": lambda rows: rows.requests.drafted.prefill_share,
-    "output_tokens_per_s_per_gpu": lambda rows: rows.rate_per_gpu,
-    "requests_per_s": lambda rows: rows.requests_per_s,
-    "gpu_hours_per_million_requests": lambda rows: (
-        rows.gpu_s_per_request / SECONDS_PER_HOUR * MEGA
-    ),
-    "cost_per_million_requests_usd": lambda rows: rows.usd_per_million_requests,
-}
-"""Where the length of outputs is known."""
-
-OF_DRAFTS: Mapping[str, Value] = {
-    "draft": lambda rows: rows.setup.speculation.draft,
-    "draft_method": lambda rows: rows.setup.speculation.draft_method,
-    "draft_budget": lambda rows: rows.budget,
-    "draft_budget_share": lambda rows: rows.budget_share,
-    "draft_tp_size": lambda rows: whole_numbers(draft_tp(rows.setup, rows.points.tp)),
-    "gamma": lambda rows: rows.points.gamma,
-    "draft_step_s": lambda rows: rows.prediction.draft_step_s,
-    "verify_step_s": lambda rows: rows.prediction.verify_step_s,
-    "accept_step_s": lambda rows: rows.prediction.accept_step_s,
-    "upkeep_step_s": lambda rows: rows.prediction.upkeep_step_s,
-    "expected_tokens_per_step": lambda rows: rows.prediction.expected_tokens_per_step,
-    "break_even_tokens_per_step": lambda rows: rows.finite(rows.tokens_to_break_even),
-    "break_even_gen_len": lambda rows: rows.break_even_gen_len,
-    "tokens_by_acceptance": lambda rows: rows.lists(rows.tokens_by_acceptance),
-    "speedup_by_acceptance": lambda rows: rows.lists(rows.gain_by_acceptance),
-    "acceptance_text": lambda rows: rows.law.dataset,
-    "acceptance_source": lambda rows: rows.source,
-    "speedup_quartiles": lambda rows: rows.lists(list(rows.quantiles[QUARTILES])),
-    "request_speedup_quartiles": lambda rows: rows.request_quartiles,
-    "lane": lambda rows: evidence_of(rows.setup).lane,
-    "draft_checkpoint": lambda rows: rows.checkpoint,
-    "lookup_min": lambda rows: rows.lookup[0],
-    "lookup_max": lambda rows: rows.lookup[1],
-    "acceptance_extrapolated": lambda rows: rows.is_extrapolated,
-    "marks": lambda rows: rows.marks,
-    "needs_plugin": lambda rows: [PLUGIN in marks for marks in rows.marks],
-    "is_hypothetical": lambda rows: rows.is_hypothetical,
-}
-"""Where something is drafted."""
