@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from magicdec.naming import METHODS
-from magicdec.perfmodel.acceptance.assumed import kinds_of, known_checkpoints
+from magicdec.perfmodel.acceptance.believed import kinds_of, known_checkpoints
 from magicdec.perfmodel.kernels.profile import (
     HardwareProfile,
     hardware_aliases,

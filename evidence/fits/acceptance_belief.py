@@ -32,18 +32,18 @@ from scipy.optimize import minimize
 from evidence.beliefs import summary_line, validation
 from magicdec.counts import Array
 from magicdec.files import write_atomic
-from magicdec.perfmodel.acceptance import belief
+from magicdec.perfmodel.acceptance import belief, published
 from magicdec.perfmodel.acceptance.belief import (
     HEAVY,
     LEVELS,
-    Evidence,
     Level,
     Point,
     Scales,
+    Situation,
 )
 from magicdec.perfmodel.acceptance.published import (
+    Evidence,
     Rate,
-    Situation,
     distinct,
     read_rates,
 )
@@ -113,7 +113,7 @@ def level_matches(points: Sequence[Point], level: Level) -> Any:
 
 
 def prepared(rates: Sequence[Rate]) -> Prepared:
-    read = [belief.point_of(rate) for rate in rates]
+    read = [published.point_of(rate) for rate in rates]
     points = [point for point, _ in read]
     matrix = belief.feature_matrix(points)
     is_slope = np.array([level.covariate != "one" for level in LEVELS])
@@ -339,11 +339,11 @@ def write(rates: Sequence[Rate], *, is_fitted: bool = False) -> None:
     else:
         found = fit_of(rates)
     row_weights = found.row_weights
-    further = distinct(read_rates(belief.FURTHER_RATES))
-    coefficients = belief.posterior(
+    further = distinct(read_rates(published.FURTHER_RATES))
+    coefficients = published.posterior(
         rates, row_weights, shared_levels(rates), found.scales, further
     )
-    text = belief.packed(coefficients)
+    text = published.packed(coefficients)
     write_atomic(belief.COEFFICIENTS, text)
     print(f"{belief.COEFFICIENTS.name}: {len(rates)} rows, {len(text)} bytes")
     for name, sd in found.scales.levels.items():
@@ -370,11 +370,11 @@ def check(rates: Sequence[Rate], folds: int) -> None:
         weights[~is_out] = fitted.row_weights
         evidence = Evidence.of(rates, fitted.scales, weights)
         groups = ["out" if out else f"kept {row}" for row, out in enumerate(is_out)]
-        mean[is_out], deviation[is_out] = belief.given(
+        mean[is_out], deviation[is_out] = published.given(
             evidence, groups, "out", fitted.scales
         )
         of_all = Evidence.of(rates, shipped.scales, np.array(shipped.row_weights))
-        known[is_out], sure[is_out] = belief.given(
+        known[is_out], sure[is_out] = published.given(
             of_all, groups, "out", shipped.scales
         )
     chosen = np.flatnonzero([rate.situation.group not in NOT_FITTED for rate in rates])
@@ -393,7 +393,9 @@ def main() -> None:
     parser.add_argument(
         "--is-fitted", action="store_true", help="keep the shipped deviations"
     )
-    parser.add_argument("tables", nargs="*", type=Path, default=[belief.BELIEF_RATES])
+    parser.add_argument(
+        "tables", nargs="*", type=Path, default=[published.BELIEF_RATES]
+    )
     given = parser.parse_args()
     rates = distinct([rate for path in given.tables for rate in read_rates(path)])
     if given.folds:

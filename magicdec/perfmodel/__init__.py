@@ -18,20 +18,17 @@ if TYPE_CHECKING:
         load_profile,
         save_profile,
     )
-    from magicdec.perfmodel.acceptance.assumed import (
+    from magicdec.perfmodel.acceptance.belief import (
+        MOST_LOGIT,
+        Situation,
+        constant_rate_logit,
+        fitted_belief,
+    )
+    from magicdec.perfmodel.acceptance.believed import (
         Question,
         checkpoint_in,
         completed,
         profile_of,
-    )
-    from magicdec.perfmodel.acceptance.belief import (
-        BELIEF_RATES,
-        MOST_LOGIT,
-        Evidence,
-        constant_rate_logit,
-        fitted_belief,
-        rates_left_out,
-        texts_left_out,
     )
     from magicdec.perfmodel.acceptance.files import (
         ImportedAcceptance,
@@ -53,11 +50,14 @@ if TYPE_CHECKING:
     )
     from magicdec.perfmodel.acceptance.profile import law_of_rates
     from magicdec.perfmodel.acceptance.published import (
+        BELIEF_RATES,
+        Evidence,
         Rate,
-        Situation,
         distinct,
+        rates_left_out,
         read_rates,
         same_rate,
+        texts_left_out,
     )
     from magicdec.perfmodel.acceptance.replayed import (
         LookupSetting,

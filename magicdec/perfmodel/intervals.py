@@ -24,8 +24,8 @@ import numpy as np
 from magicdec.counts import Z_90, Array
 from magicdec.naming import METHODS
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.acceptance.believed import BeliefByText
-from magicdec.perfmodel.acceptance.uncertain import tokens_at
+from magicdec.perfmodel.acceptance.law import tokens_at
+from magicdec.perfmodel.acceptance.profile import BeliefByText
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.forward import Pass, forward_pass
 from magicdec.perfmodel.kernels.gemm import GemmCurve

@@ -27,13 +27,17 @@ from magicdec.perfmodel.acceptance import (
     load_profile,
     save_profile,
 )
-from magicdec.perfmodel.acceptance.counted import Beyond
 from magicdec.perfmodel.acceptance.fit import (
     MeasuredRates,
     measured_rates,
     measurements_from_rows,
 )
-from magicdec.perfmodel.acceptance.law import Law, LawError, static_batch_efficiency
+from magicdec.perfmodel.acceptance.law import (
+    Beyond,
+    Law,
+    LawError,
+    static_batch_efficiency,
+)
 from magicdec.perfmodel.acceptance.replayed import LookupSetting, RangeOfSteps, Replay
 from magicdec.perfmodel.plan.drafts import load_profiles
 from magicdec.perfmodel.planner import PlanRequest, make_plan

@@ -13,15 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magicdec.perfmodel.acceptance import assumed
 from magicdec.perfmodel.acceptance import belief as beliefs
-from magicdec.perfmodel.acceptance.assumed import Question
-from magicdec.perfmodel.acceptance.belief import Point
+from magicdec.perfmodel.acceptance import believed, published
+from magicdec.perfmodel.acceptance.belief import Point, Situation, maker_of, plain
+from magicdec.perfmodel.acceptance.believed import Question, profile_on
 from magicdec.perfmodel.acceptance.fit import MeasuredRates
 from magicdec.perfmodel.acceptance.measured import MeasuredProfile
-from magicdec.perfmodel.acceptance.mixed import profile_on
 from magicdec.perfmodel.acceptance.profile import constant_profile, law_of_rates
-from magicdec.perfmodel.acceptance.published import Situation, maker_of, plain
 from magicdec.specs import load_model_spec
 
 KNOWN = Question("llama-3.1-8b", "eagle3", 8.0, task="chat", temperature=0.0)
@@ -63,7 +61,7 @@ def asked(question: Question, draft: str) -> list[Point]:
         task_class=question.task,
         source="yours",
         temperature=question.temperature,
-        context=assumed._anchor(question),
+        context=believed._anchor(question),
         window=question.window,
         trained_len=question.trained_len,
         budget=question.budget,
@@ -78,7 +76,7 @@ def asked(question: Question, draft: str) -> list[Point]:
 def test_a_laws_rates_and_errors_are_the_beliefs(question: Question) -> None:
     """Of drafts that are as likely, their mixture: 40,000 draws of each have the stated deviations (four
     standard errors of a deviation are 1.5 %)."""
-    drafts = assumed._named(question)
+    drafts = believed._named(question)
     normal = beliefs.believed([p for draft in drafts for p in asked(question, draft)])
     rng = np.random.default_rng(5)
     draws = []
@@ -89,7 +87,7 @@ def test_a_laws_rates_and_errors_are_the_beliefs(question: Question) -> None:
         draws.append(normal.mean[own] + rng.normal(size=(40_000, 3)) @ root.T)
     drawn = np.concatenate(draws)
     level, deep, far = np.mean([normal.mean[3 * n : 3 * n + 3] for n in range(len(drafts))], axis=0)  # fmt: skip
-    found = assumed.assumed(question)
+    found = believed.assumed(question)
     for place, rate in enumerate(found.law.by_position):
         depth = math.log(place + 1) - 0.6
         expected = 1.0 / (1.0 + math.exp(-(level + (deep - level) * depth)))
@@ -116,11 +114,11 @@ def test_a_draft_in_narrower_weights_is_less_known_by_a_part_of_its_own(
     question: Question,
 ) -> None:
     plain_one, other = (
-        assumed.assumed(question._replace(is_other_format=is_other))
+        believed.assumed(question._replace(is_other_format=is_other))
         for is_other in (False, True)
     )
     assert other.law == plain_one.law
-    level = assumed._logits(question, None).mean[0]
+    level = believed._logits(question).mean[0]
     alpha = 1.0 / (1.0 + math.exp(-level))
     factor = (1.0 - alpha) / -math.log(alpha)
     added = other.error.log_rejection**2 - plain_one.error.log_rejection**2
@@ -133,8 +131,8 @@ def test_texts_asked_together_have_the_beliefs_of_each_alone(
 ) -> None:
     for task in ("", "code"):
         asked_alone = question._replace(task=task)
-        alone = assumed._logits(asked_alone, None)
-        together = assumed._published_logits(asked_alone)
+        alone = believed._logits(asked_alone)
+        together = believed._published_logits(asked_alone)
         assert together.named == alone.named
         assert together.mean == pytest.approx(alone.mean, abs=1e-9)
         assert together.covariance == pytest.approx(alone.covariance, abs=1e-9)
@@ -143,12 +141,12 @@ def test_texts_asked_together_have_the_beliefs_of_each_alone(
 def test_levels_of_several_questions_are_those_of_each_and_what_they_share() -> None:
     """Two drafts of one question: as many draws of both at once, each of its drafts as likely."""
     two = [KNOWN, KNOWN._replace(task="code")]
-    mean, covariance = assumed.joint_levels(two)
+    mean, covariance = believed.joint_levels(two)
     for number, question in enumerate(two):
-        alone = assumed._logits(question, None)
+        alone = believed._logits(question)
         assert mean[number] == pytest.approx(alone.mean[0], abs=1e-9)
         assert covariance[number, number] == pytest.approx(alone.covariance[0, 0], abs=1e-9)  # fmt: skip
-    drafts = assumed._named(KNOWN)
+    drafts = believed._named(KNOWN)
     points = [asked(question, draft)[0] for question in two for draft in drafts]
     normal = beliefs.believed(points)
     number = len(drafts)
@@ -191,19 +189,19 @@ def test_a_mixture_is_no_less_known_than_what_it_is_of(kind: str) -> None:
 
 def test_hub_ids_are_those_of_the_tables_with_their_rows() -> None:
     counted: Counter[str] = Counter()
-    for path in (beliefs.BELIEF_RATES, beliefs.FURTHER_RATES):
+    for path in (published.BELIEF_RATES, published.FURTHER_RATES):
         with path.open(encoding="utf-8", newline="") as file:
             names = [row["draft_name"] for row in csv.DictReader(file)]
         ids = [name for name in names if name.count("/") == 1 and " " not in name]
         counted.update(map(plain, ids))
-    found = assumed._hub_ids()
+    found = beliefs.fitted_belief().coefficients.checkpoints
     assert {name: rows for name, (_, rows) in found.items()} == dict(counted)
     assert all(plain(name) == key for key, (name, _) in found.items())
-    drafts = assumed.known_checkpoints("llama-3.1-8b", "eagle3")
+    drafts = believed.known_checkpoints("llama-3.1-8b", "eagle3")
     most = max(counted.get(draft, 0) for draft in drafts)
-    named = assumed.measured_checkpoint(KNOWN)
+    named = believed.measured_checkpoint(KNOWN)
     assert found[plain(named)] == (named, most)
-    assert assumed.measured_checkpoint(Question("no such model", "eagle3", 8.0)) == ""
+    assert believed.measured_checkpoint(Question("no such model", "eagle3", 8.0)) == ""
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp", "dflash", "ngram"])
@@ -213,18 +211,18 @@ def test_known_checkpoints_are_those_that_their_makers_published(kind: str) -> N
     for model in {at.model for at in runs if at.kind == kind}:
         of_model = [at for at in runs if (at.model, at.kind) == (model, kind)]
         own = {at.draft for at in of_model if not at.is_baseline}
-        known = assumed.known_checkpoints(model, kind)
+        known = believed.known_checkpoints(model, kind)
         question = Question(model, kind, 8.0)
         assert len(known) == len(set(known))
         assert set(known) == (own or {at.draft for at in of_model})
-        assert kind in assumed.kinds_of(model)
+        assert kind in believed.kinds_of(model)
         for draft in filter(None, known):
             longer = f"some-{draft}-v2"
-            named = assumed.checkpoint_in(longer, question)
+            named = believed.checkpoint_in(longer, question)
             assert named in known
             assert len(named) >= len(draft)
-        assert assumed.checkpoint_in("", question) == ""
-        assert assumed.checkpoint_in("qqq", question) == ""
+        assert believed.checkpoint_in("", question) == ""
+        assert believed.checkpoint_in("qqq", question) == ""
 
 
 def test_a_question_is_about_what_a_plan_calls_the_draft() -> None:
@@ -249,8 +247,8 @@ def test_an_origin_names_what_was_published(task: str) -> None:
     pairs = {(at.model, at.kind) for at in runs}
     for model, kind in sorted(pairs | {("no such model", kind) for _, kind in pairs}):
         question = Question(model, kind, 8.0, task=task)
-        named = set(assumed._named(question))
-        origin = assumed._origin(question, sorted(named))
+        named = set(believed._named(question))
+        origin = believed._origin(question, sorted(named))
         of_kind = [at for at in runs if at.kind == kind]
         own = [at for at in of_kind if at.model == model and at.draft in named]
         is_head = of_kind[0].group in ("eagle3", "head", "block")
@@ -286,10 +284,10 @@ def test_an_origin_names_what_was_published(task: str) -> None:
 def test_a_length_is_one_line_of_logits(tokens: float, gamma: int, kind: str) -> None:
     """Through the length, with the slope that is believed of such drafts, which goes on beyond it."""
     question = Question("no such model", kind, 8.0)
-    found = assumed.of_length(tokens, gamma, question)
+    found = believed.of_length(tokens, gamma, question)
     rates = found.conditional_rates(budget=None, context=999.0, gamma_max=gamma + 6)
     of_rates = np.log(rates / (1.0 - rates))
-    slope, error = assumed._believed_slope(question)
+    slope, error = believed._believed_slope(question)
     beyond = found.beyond
     assert beyond is not None
     assert beyond.position == gamma
@@ -310,25 +308,25 @@ def test_known_positions_tell_the_slope_beyond_them_and_a_kept_rate_only_its_err
             MeasuredRates(budget=64.0, context=999.0, rates=counted, stderr=[0.01] * 3, trials=[900.0] * 3)
         ],
     )  # fmt: skip
-    beyond = assumed.completed(profile, question).beyond
+    beyond = believed.completed(profile, question).beyond
     assert beyond is not None
     depths = np.log(np.arange(1, 4)) - beliefs.REFERENCE_DEPTH
     variance = np.array([(0.01 / (rate * (1.0 - rate))) ** 2 for rate in counted])
-    told = assumed._slope(
+    told = believed._slope(
         depths, np.array([logit(r) for r in counted]), variance, question
     )
     assert (beyond.position, beyond.slope, beyond.error) == (
         3,
         *map(pytest.approx, told),
     )
-    given_one = assumed.completed(constant_profile(0.8), question, num_given=2).beyond
+    given_one = believed.completed(constant_profile(0.8), question, num_given=2).beyond
     assert given_one is not None
-    slope, error = assumed._slope(
+    slope, error = believed._slope(
         depths[:2], np.full(2, logit(0.8)), np.zeros(2), question
     )
     assert (given_one.position, given_one.slope) == (2, 0.0)
     assert given_one.error == pytest.approx(math.hypot(slope, error))
-    assert assumed.completed(constant_profile(0.8), question).beyond is None
+    assert believed.completed(constant_profile(0.8), question).beyond is None
 
 
 @pytest.mark.parametrize("method", ["streamingllm", "snapkv", "topk"])
@@ -338,18 +336,18 @@ def test_a_sparse_drafts_profile_has_the_beliefs_tokens_at_its_budget(
 ) -> None:
     """And elsewhere the shape of a published law: more with a larger budget."""
     question = Question("no such model", method, 8.0, budget=budget, context=3e4)
-    found = assumed.profile_of(question, draft="self", method=method)
-    believed = assumed.assumed(question)
-    anchor = assumed._anchor(question)
+    found = believed.profile_of(question, draft="self", method=method)
+    of_text = believed.assumed(question)
+    anchor = believed._anchor(question)
 
     def tokens(own: float) -> float:
         return float(found.tokens_per_step(budget=own, context=anchor, gamma=4)[0])
 
-    expected = 1.0 + np.cumprod(believed.law.by_position[:4]).sum()
+    expected = 1.0 + np.cumprod(of_text.law.by_position[:4]).sum()
     assert tokens(budget) == pytest.approx(expected, rel=2e-3)
     assert tokens(budget / 2.0) < tokens(budget) < tokens(1.5 * budget)
-    assert found.error.log_rejection == believed.error.log_rejection
-    usual = assumed.profile_of(
+    assert found.error.log_rejection == of_text.error.log_rejection
+    usual = believed.profile_of(
         question._replace(budget=None), draft="self", method=method
     )
     assert (usual.draft, usual.draft_method, usual.dataset) == ("self", method, "")

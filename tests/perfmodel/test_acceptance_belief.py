@@ -15,9 +15,11 @@ from magicdec.perfmodel.acceptance import (
     AcceptanceProfile,
     constant_profile,
     fit_profile,
+    published,
 )
 from magicdec.perfmodel.acceptance import belief as beliefs
-from magicdec.perfmodel.acceptance.assumed import (
+from magicdec.perfmodel.acceptance.belief import Point, Situation
+from magicdec.perfmodel.acceptance.believed import (
     Question,
     assumed,
     completed,
@@ -25,8 +27,7 @@ from magicdec.perfmodel.acceptance.assumed import (
     of_length,
     yours,
 )
-from magicdec.perfmodel.acceptance.belief import Evidence, Point
-from magicdec.perfmodel.acceptance.published import Situation, distinct, read_rates
+from magicdec.perfmodel.acceptance.published import Evidence, distinct, read_rates
 from magicdec.perfmodel.planner import PlanRequest, make_plan
 
 HEAD = Question("llama-3.1-8b", "eagle3", 8.0, task="chat", temperature=0.0)
@@ -37,7 +38,7 @@ def test_a_constant_rate_is_recovered_and_its_depth_is_the_derivative_of_the_tok
 ):
     step = 1e-5
     for gamma, logit in itertools.product((1, 3, 7), (-1.0, 0.5, 2.0)):
-        tokens = beliefs.tokens_at(logit, gamma)
+        tokens = beliefs.constant_rate_tokens(logit, gamma)
         assert beliefs.constant_rate_logit(tokens, gamma) == pytest.approx(
             logit, abs=1e-6
         )
@@ -46,7 +47,9 @@ def test_a_constant_rate_is_recovered_and_its_depth_is_the_derivative_of_the_tok
             np.cumprod(1.0 / (1.0 + np.exp(-(logit + slope * places)))).sum()
             for slope in (step, -step)
         ]
-        level = [beliefs.tokens_at(logit + move, gamma) for move in (step, -step)]
+        level = [
+            beliefs.constant_rate_tokens(logit + move, gamma) for move in (step, -step)
+        ]
         by_slope = (tilted[0] - tilted[1]) / (level[0] - level[1])
         assert beliefs.mean_depth(logit, gamma) == pytest.approx(by_slope, abs=1e-4)
 
@@ -68,12 +71,14 @@ def test_a_source_left_out_takes_what_it_alone_tells() -> None:
     """The head of the Swiss servers is known from their own counts; a source of no counts takes nothing."""
     source = "swiss-ai/apertus-speculative-decoding@12ab results/8b"
     assert known_checkpoints("apertus-8b", "eagle3")
-    assert not known_checkpoints("apertus-8b", "eagle3", beliefs.fitted_without(source))
+    assert not known_checkpoints(
+        "apertus-8b", "eagle3", published.fitted_without(source)
+    )
     known = Question("apertus-8b", "eagle3", 8.0, task="chat")
     alone = known._replace(without=source)
     assert assumed(alone).origin.startswith("assumed from")
     assert assumed(alone).error.log_rejection > assumed(known).error.log_rejection
-    assert beliefs.fitted_without("no/such source") is beliefs.fitted_belief()
+    assert published.fitted_without("no/such source") is beliefs.fitted_belief()
 
 
 @pytest.mark.slow
@@ -83,11 +88,11 @@ def test_what_is_shipped_predicts_as_conditioning_on_every_row_does(
 ) -> None:
     """A head that no row is of: the shipped levels, against one covariance of all thousand rows; and with
     a source's rows left out, of all others."""
-    rates = distinct(read_rates(beliefs.BELIEF_RATES))
+    rates = distinct(read_rates(published.BELIEF_RATES))
     is_kept = [not rate.situation.is_from(source) for rate in rates]
     assert all(is_kept) == (source == "none/such")
     rates = list(itertools.compress(rates, is_kept))
-    fitted = beliefs.fitted_without(source)
+    fitted = published.fitted_without(source)
     weights = np.array(beliefs.fitted_belief().coefficients.row_weights)[is_kept]
     evidence = Evidence.of(rates, fitted.scales, weights)
     at = Situation(
@@ -95,10 +100,10 @@ def test_what_is_shipped_predicts_as_conditioning_on_every_row_does(
     )
     point = Point(at, 0.0)
     quick = beliefs.believed([point], of=fitted)
-    whole = beliefs.noisy_covariance(evidence, fitted.scales)
-    cross = beliefs.prior_covariance(evidence.points, [point], fitted.scales)[:, 0]
+    whole = published.noisy_covariance(evidence, fitted.scales)
+    cross = published.prior_covariance(evidence.points, [point], fitted.scales)[:, 0]
     gain = np.linalg.solve(whole, cross)
-    own = beliefs.prior_covariance([point], [point], fitted.scales)[0, 0]
+    own = published.prior_covariance([point], [point], fitted.scales)[0, 0]
     assert quick.mean[0] == pytest.approx(gain @ evidence.logits, abs=0.02)
     width = beliefs.width_of(point)
     assert quick.covariance[0, 0] == pytest.approx(
@@ -226,10 +231,10 @@ def test_groups_left_out_of_the_shipped_table_are_predicted_as_well_as_is_said()
 
 def test_an_own_text_is_told_by_other_texts_of_other_sources_alone() -> None:
     """Against one more point, of the user's text, given the kept rows."""
-    rates = distinct(read_rates(beliefs.BELIEF_RATES))[::12]
+    rates = distinct(read_rates(published.BELIEF_RATES))[::12]
     scales = beliefs.fitted_belief().scales
     evidence = Evidence.of(rates, scales)
-    mean, deviation = beliefs.texts_left_out(evidence, scales, 5)
+    mean, deviation = published.texts_left_out(evidence, scales, 5)
     assert not mean[5:].any()
     for row in range(5):
         at = rates[row].situation
@@ -242,13 +247,13 @@ def test_an_own_text_is_told_by_other_texts_of_other_sources_alone() -> None:
         asked = msgspec.structs.replace(rates[row], situation=own)
         together = Evidence.of([*others, asked], scales)
         groups = ["kept"] * len(others) + ["out"]
-        one_mean, one_deviation = beliefs.given(together, groups, "out", scales)
+        one_mean, one_deviation = published.given(together, groups, "out", scales)
         assert mean[row] == pytest.approx(one_mean[0], abs=1e-9)
         assert deviation[row] == pytest.approx(one_deviation[0], abs=1e-9)
 
 
 def test_rows_of_a_file_are_predicted_without_themselves(tmp_path) -> None:
-    with beliefs.BELIEF_RATES.open(encoding="utf-8", newline="") as file:
+    with published.BELIEF_RATES.open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
     chosen = [line for line in lines if line["model"].startswith("gpt-oss")]
     path = tmp_path / "rates.csv"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from statistics import NormalDist
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -16,26 +18,28 @@ from magicdec.perfmodel.acceptance import (
     BelievedProfile,
     MeasuredProfile,
     RateProfile,
-    assumed,
+    believed,
     constant_profile,
     fit_profile,
-    mixed,
 )
-from magicdec.perfmodel.acceptance import counted as counting
-from magicdec.perfmodel.acceptance.counted import Beyond, cells_of, rates_near
+from magicdec.perfmodel.acceptance import measured as measuring
 from magicdec.perfmodel.acceptance.fit import MeasuredRates, measurements_from_rows
 from magicdec.perfmodel.acceptance.law import (
     LONGEST,
+    Beyond,
     Law,
     LawError,
     Runs,
     exact_normal_cdf,
     fit_runs,
+    log_deviation,
+    mean_tokens,
     rejected_before,
     sequence_rates,
+    tokens_at,
 )
+from magicdec.perfmodel.acceptance.measured import cells_of, rates_near
 from magicdec.perfmodel.acceptance.profile import law_of_rates
-from magicdec.perfmodel.acceptance.uncertain import mean_tokens, tokens_at
 
 few = settings(max_examples=40, deadline=None)
 rates = st.floats(0.05, 0.95)
@@ -446,10 +450,10 @@ def test_the_law_weighs_what_scatter_beyond_the_counts_leaves_it(
     scatter = sum(
         n * (rate - law) ** 2 / (law * (1.0 - law)) for row in data for rate, n in row
     )
-    per_rate = scatter / (number - counting.NUM_FREE)
+    per_rate = scatter / (number - measuring.NUM_FREE)
     mean_trials = sum(n for row in data for _, n in row) / number
-    found = counting._trials_of_law(measured, law_of_rates([law]))
-    if number <= counting.NUM_FREE:
+    found = measuring._trials_of_law(measured, law_of_rates([law]))
+    if number <= measuring.NUM_FREE:
         assert found == 1.0
     elif per_rate <= 1.0:
         assert found == 1e9
@@ -565,9 +569,7 @@ def test_a_logits_error_is_carried_to_the_logarithm_of_the_logarithm(
         math.log(-math.log(1.0 / (1.0 + math.exp(-(logit(rate) + sign * h)))))
         for sign in (1, -1)
     )
-    assert counting.log_deviation(rate) == pytest.approx(
-        abs(up - down) / (2 * h), rel=1e-4
-    )
+    assert log_deviation(rate) == pytest.approx(abs(up - down) / (2 * h), rel=1e-4)
 
 
 @pytest.mark.parametrize("place", [1, 2, 3])
@@ -868,40 +870,21 @@ def test_a_batch_of_texts_accepts_as_its_sequences_do(
     total = sum(share for share, *_ in texts)
     shares = np.array([share / total for share, *_ in texts])
     of_text = [np.array([first] + [second] * 15) for _, first, second in texts]
-    weights, tokens = mixed._weights(shares, of_text)
-    depth = mixed.USUAL_GAMMA
+    weights, tokens = believed._weights_of_texts(shares, of_text)
+    depth = believed.USUAL_GAMMA
     by_hand = [
         1.0 + sum(math.prod(each[: n + 1]) for n in range(depth)) for each in of_text
     ]
     assert tokens == pytest.approx(by_hand)
     slots = [share / each for share, each in zip(shares, by_hand, strict=True)]
     assert weights == pytest.approx([slot / sum(slots) for slot in slots])
-    of_mix = mixed._mixed(weights, of_text)
+    of_mix = believed._rates_of_mixture(weights, of_text)
     survivor = sum(
         w * math.prod(each[:gamma]) for w, each in zip(weights, of_text, strict=True)
     )
     assert math.prod(of_mix[:gamma]) == pytest.approx(survivor)
     whole = 1.0 + sum(math.prod(of_mix[: n + 1]) for n in range(depth))
     assert whole == pytest.approx(1.0 / sum(slots))
-
-
-@given(
-    errors=st.lists(st.floats(0.0, 2.0), min_size=2, max_size=2),
-    part=st.floats(0.0, 1.0),
-    rho=st.floats(-1.0, 1.0),
-)
-def test_errors_of_two_texts_add_by_their_correlation(
-    errors: list[float], part: float, rho: float
-) -> None:
-    one, other = part * errors[0], (1.0 - part) * errors[1]
-    found = mixed._error(
-        [LawError(log_rejection=each, depth=each / 2.0) for each in errors],
-        np.array([part, 1.0 - part]),
-        np.array([[1.0, rho], [rho, 1.0]]),
-    )
-    expected = math.sqrt(max(one**2 + other**2 + 2.0 * rho * one * other, 0.0))
-    assert found.log_rejection == pytest.approx(expected, abs=1e-7)
-    assert found.depth == pytest.approx(expected / 2.0, abs=1e-7)
 
 
 # Beliefs
@@ -918,7 +901,7 @@ def test_one_of_several_drafts_is_a_mixture(
     """Its second moments are the mean of theirs."""
     root = np.array(roots).reshape(9, 9)
     mean, covariance = np.array(levels), root @ root.T
-    middle, found = assumed._mixed(mean, covariance, 3)
+    middle, found = believed._mixed(mean, covariance, 3)
     moments = np.zeros((3, 3))
     for n in range(3):
         own = slice(3 * n, 3 * n + 3)
@@ -937,13 +920,13 @@ def test_a_slope_is_that_of_a_line_through_the_rates_and_what_is_believed(
     logits: list[float], variance: list[float], kind: str
 ) -> None:
     """Least squares over level and slope, with the belief as one more observation of the slope."""
-    question = assumed.Question("no such model", kind, 8.0)
+    question = believed.Question("no such model", kind, 8.0)
     number = len(logits)
-    depths = assumed._depths(number)
+    depths = believed._depths(number)
     assert depths == pytest.approx(
-        [math.log(n + 1) - assumed.REFERENCE_DEPTH for n in range(number)]
+        [math.log(n + 1) - believed.REFERENCE_DEPTH for n in range(number)]
     )
-    slope, error = assumed._believed_slope(question)
+    slope, error = believed._believed_slope(question)
     weights = [1.0 / math.sqrt(each + 0.01) for each in variance[:number]]
     rows = [[w, w * depth] for w, depth in zip(weights, depths, strict=True)]
     rows.append([0.0, 1.0 / error])
@@ -951,7 +934,7 @@ def test_a_slope_is_that_of_a_line_through_the_rates_and_what_is_believed(
     wanted.append(slope / error)
     solved, *_ = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)
     inverse = np.linalg.inv(np.array(rows).T @ np.array(rows))
-    found = assumed._slope(
+    found = believed._slope(
         depths, np.array(logits), np.array(variance[:number]), question
     )
     assert found == pytest.approx(
@@ -964,21 +947,21 @@ def test_a_slope_is_that_of_a_line_through_the_rates_and_what_is_believed(
     [
         ("ngram", None, 777.0),
         ("suffix", 3000, 777.0),
-        ("eagle3", None, assumed.TRAINED_LEN),
+        ("eagle3", None, believed.TRAINED_LEN),
         ("eagle3", 3000, 3000.0),
         ("full", 3000, 4096.0),
-        ("streamingllm", None, assumed.belief.CONTEXT_START["self"]),
+        ("streamingllm", None, believed.belief.CONTEXT_START["self"]),
     ],
 )
 def test_a_law_is_anchored_where_acceptance_begins_to_hang_on_the_context(
     kind: str, trained_len: int | None, anchor: float
 ) -> None:
     """Up to there every context is alike; a look-up's is as it is asked for."""
-    question = assumed.Question(
+    question = believed.Question(
         "llama-3.1-8b", kind, 8.0, context=777.0, trained_len=trained_len
     )
-    assert assumed._anchor(question) == anchor
-    law = assumed.assumed(question).law
+    assert believed._anchor(question) == anchor
+    law = believed.assumed(question).law
     assert law.reference_context == anchor
     for context in (anchor / 4.0, anchor):
         at = law.conditional_rates(budget=None, context=context, gamma_max=4)
@@ -989,43 +972,12 @@ def test_a_law_is_anchored_where_acceptance_begins_to_hang_on_the_context(
         assert law.flat_below == anchor
 
 
-@given(
-    rejected=st.floats(0.05, 0.5),
-    growth=st.floats(1.0, 1.6),
-    window=st.none() | st.floats(100.0, 1e6),
-)
-def test_a_laws_first_rate_far_away_is_the_believed_one(
-    rejected: float, growth: float, window: float | None
-) -> None:
-    question = assumed.Question("no such model", "eagle3", 8.0, window=window)
-    trend = -0.3
-    far = logit(1.0 - rejected * growth) + trend * assumed.REFERENCE_DEPTH
-    found = assumed._law(question, np.array([1.0 - rejected, 0.5]), trend, far)
-    anchor = assumed._anchor(question)
-    exponent = math.log(growth) / math.log(assumed.FAR)
-    assert found.context_exponent == pytest.approx(exponent, abs=1e-9)
-    assert found.flat_beyond == (1e15 if window is None else max(window, anchor))
-    assert (found.rejection, found.flat_below) == (pytest.approx(rejected), anchor)
-
-
 @few
 @given(rate=st.floats(0.05, 0.95), drift=st.floats(0.0, 2.0))
 def test_a_first_rate_gives_the_tokens_of_a_belief(rate: float, drift: float) -> None:
     shape = Law(rejection=0.2, drift=drift)
-    believed = law_of_rates(shape.rates_after(rate, 6).tolist())
-    assert assumed._first_rate(shape, believed) == pytest.approx(rate, abs=2e-3)
-
-
-def test_one_checkpoint_of_several_is_the_first_published() -> None:
-    question = assumed.Question("llama-3.1-8b", "eagle3", 8.0)
-    known = assumed.known_checkpoints("llama-3.1-8b", "eagle3")
-    assert len(known) > 2
-    assert assumed.one_checkpoint(question).draft == known[0]
-    assert assumed._named(question) == known
-    for name in filter(None, known):
-        assert name in assumed._named(question._replace(draft=name))
-    nothing = assumed.Question("no such model", "eagle3", 8.0)
-    assert assumed.one_checkpoint(nothing) == nothing._replace(draft="")
+    of_text = law_of_rates(shape.rates_after(rate, 6).tolist())
+    assert believed._first_rate(shape, of_text) == pytest.approx(rate, abs=2e-3)
 
 
 def test_a_deviation_by_medians_is_that_of_a_normal_variable() -> None:
@@ -1038,17 +990,22 @@ def test_a_deviation_by_medians_is_that_of_a_normal_variable() -> None:
         "model": [5.0] * 9,
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assumed, "_published_slopes", lambda: slopes)
-        group = assumed.Situation(kind="full").group
+        shipped = believed.belief.fitted_belief()
+        own = msgspec.structs.replace(shipped.coefficients, slopes=slopes)
+        other = dataclasses.replace(shipped, coefficients=own)
+        patch.setattr(believed.belief, "fitted_belief", lambda: other)
+        group = believed.Situation(kind="full").group
         slopes[group] = []
-        middle, deviation = assumed._believed_slope(assumed.Question("m", "full", 8.0))
+        middle, deviation = believed._believed_slope(
+            believed.Question("m", "full", 8.0)
+        )
         assert (middle, deviation) == (
             pytest.approx(-0.2, abs=0.01),
             pytest.approx(0.3, rel=0.05),
         )
         for number in (9, 10):
             slopes[group] = [1.0] * number
-            middle, _ = assumed._believed_slope(assumed.Question("m", "full", 8.0))
+            middle, _ = believed._believed_slope(believed.Question("m", "full", 8.0))
             assert (middle == 1.0) == (number == 10)
 
 
@@ -1112,8 +1069,8 @@ def test_known_rates_are_the_deepest_counts_with_their_logits_variance(
 def test_a_believed_slope_of_look_ups_and_self_drafts_is_that_of_their_rates(
     kind: str,
 ) -> None:
-    question = assumed.Question("llama-3.1-8b", kind, 8.0, task="code")
-    found = assumed.assumed(question._replace(task=""))
+    question = believed.Question("llama-3.1-8b", kind, 8.0, task="code")
+    found = believed.assumed(question._replace(task=""))
     of_rate = [logit(rate) for rate in found.law.by_position]
     inside = [
         place
@@ -1121,21 +1078,21 @@ def test_a_believed_slope_of_look_ups_and_self_drafts_is_that_of_their_rates(
         if 0.021 < rate < 0.984
     ]
     last = inside[-1]
-    slope, error = assumed._believed_slope(question)
+    slope, error = believed._believed_slope(question)
     assert slope == pytest.approx(
         (of_rate[last] - of_rate[0]) / math.log(last + 1), abs=2e-3
     )
-    level = of_rate[0] + slope * assumed.REFERENCE_DEPTH
+    level = of_rate[0] + slope * believed.REFERENCE_DEPTH
     factor = (1.0 - 1.0 / (1.0 + math.exp(-level))) / math.log(1.0 + math.exp(-level))
     assert found.error.depth == pytest.approx(
-        assumed.DEPTH_SHARE * factor * error, rel=0.02
+        believed.DEPTH_SHARE * factor * error, rel=0.02
     )
 
 
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_the_shortest_and_the_longest_length_are_sure_rates(gamma: int) -> None:
-    question = assumed.Question("no such model", "eagle3", 8.0)
+    question = believed.Question("no such model", "eagle3", 8.0)
     for tokens, rate in ((1.0, 0.0), (gamma + 1.0, 1.0)):
-        found = assumed.of_length(tokens, gamma, question)
+        found = believed.of_length(tokens, gamma, question)
         given_rates = found.conditional_rates(budget=None, context=9, gamma_max=gamma)
         assert given_rates.tolist() == [rate] * gamma

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from magicdec.counts import Array
-from magicdec.perfmodel.acceptance import assumed, published
 from magicdec.perfmodel.acceptance import belief as beliefs
-from magicdec.perfmodel.acceptance.belief import Evidence, Point
+from magicdec.perfmodel.acceptance import believed, published
+from magicdec.perfmodel.acceptance.belief import Point
 from magicdec.perfmodel.acceptance.published import (
+    Evidence,
     Rate,
     distinct,
     published_slopes,
@@ -23,7 +24,7 @@ from magicdec.perfmodel.acceptance.published import (
 
 @cache
 def rows() -> list[Rate]:
-    return distinct(read_rates(beliefs.BELIEF_RATES))
+    return distinct(read_rates(published.BELIEF_RATES))
 
 
 @cache
@@ -36,21 +37,21 @@ def evidence() -> Evidence:
 def precision() -> Array:
     """Inverse of the covariance of all rows' logits."""
     scales = beliefs.fitted_belief().scales
-    return np.linalg.inv(beliefs.noisy_covariance(evidence(), scales))
+    return np.linalg.inv(published.noisy_covariance(evidence(), scales))
 
 
 def test_shipped_runs_are_the_tables() -> None:
     """Nothing of the table is read in another way than when the belief was fitted."""
     fitted = beliefs.fitted_belief()
-    further = distinct(read_rates(beliefs.FURTHER_RATES))
+    further = distinct(read_rates(published.FURTHER_RATES))
     expected = [
-        *beliefs._runs(evidence()),
-        *beliefs._runs(Evidence.of(further, fitted.scales)),
+        *published._runs(evidence()),
+        *published._runs(Evidence.of(further, fitted.scales)),
     ]
     assert fitted.coefficients.runs == expected
 
 
-@pytest.mark.parametrize("group", sorted(set(assumed.DEEPEST) - {"self"}))
+@pytest.mark.parametrize("group", sorted(set(believed.DEEPEST) - {"self"}))
 def test_a_kind_of_draft_is_assumed_no_deeper_than_two_sources_count(
     group: str,
 ) -> None:
@@ -59,7 +60,7 @@ def test_a_kind_of_draft_is_assumed_no_deeper_than_two_sources_count(
     for rate in rows():
         if rate.situation.group == group:
             sources.setdefault(rate.gamma, set()).add(rate.situation.source)
-    assert len(sources.get(assumed.DEEPEST[group], ())) >= 2
+    assert len(sources.get(believed.DEEPEST[group], ())) >= 2
 
 
 def new_drafts() -> list[Point]:
@@ -97,9 +98,9 @@ def test_what_is_shipped_predicts_new_drafts_as_all_rows_together_do() -> None:
     used = beliefs.feature_matrix(points).any(axis=0)
     assert list(np.array(list(beliefs.FEATURES))[~used]) == []
     scales = beliefs.fitted_belief().scales
-    cross = beliefs.prior_covariance(evidence().points, points, scales)
+    cross = published.prior_covariance(evidence().points, points, scales)
     gain = precision() @ cross
-    own = np.diag(beliefs.prior_covariance(points, points, scales))
+    own = np.diag(published.prior_covariance(points, points, scales))
     deviation = np.sqrt(own - np.einsum("ij,ij->j", cross, gain))
     quick = beliefs.believed(points)
     assert quick.mean == pytest.approx(gain.T @ evidence().logits, abs=0.05)
@@ -172,7 +173,7 @@ def test_a_belief_is_fitted_and_asked_as_one_conditioning() -> None:
         level.name: sorted(set(beliefs.level_keys(known.points, level)))
         for level in beliefs.SHARED_LEVELS
     }
-    fitted = beliefs.fitted_from(beliefs.posterior(chosen, weights, shared, scales))
+    fitted = beliefs.fitted_from(published.posterior(chosen, weights, shared, scales))
     points = [
         Point(
             msgspec.structs.replace(
@@ -186,10 +187,10 @@ def test_a_belief_is_fitted_and_asked_as_one_conditioning() -> None:
         )
         for number, rate in enumerate(chosen[::6])
     ]
-    whole = beliefs.noisy_covariance(known, scales)
-    cross = beliefs.prior_covariance(known.points, points, scales)
+    whole = published.noisy_covariance(known, scales)
+    cross = published.prior_covariance(known.points, points, scales)
     gain = np.linalg.solve(whole, cross)
-    own = beliefs.prior_covariance(points, points, scales) - cross.T @ gain
+    own = published.prior_covariance(points, points, scales) - cross.T @ gain
     found = beliefs.believed(points, of=fitted)
     assert found.mean == pytest.approx(gain.T @ known.logits, abs=0.01)
     widths = beliefs.widths_of(points)
@@ -202,8 +203,8 @@ def test_rows_of_a_group_are_predicted_from_the_others_alone() -> None:
     scales = msgspec.structs.replace(beliefs.fitted_belief().scales, weights={})
     known = Evidence.of(chosen, scales)
     groups = [rate.situation.group for rate in chosen]
-    mean, deviation = beliefs.rates_left_out(known, groups, scales, kept="lookup")
-    inverse = np.linalg.inv(beliefs.noisy_covariance(known, scales))
+    mean, deviation = published.rates_left_out(known, groups, scales, kept="lookup")
+    inverse = np.linalg.inv(published.noisy_covariance(known, scales))
     weighted = inverse @ known.logits
     for group in set(groups):
         own = np.flatnonzero(np.array(groups) == group)
@@ -218,25 +219,6 @@ def test_rows_of_a_group_are_predicted_from_the_others_alone() -> None:
         assert deviation[own] == pytest.approx(widths * np.sqrt(np.diag(left_open)))
 
 
-def test_a_users_rows_are_told_to_the_belief_as_measurements() -> None:
-    """In the form of precisions: of the belief, and of each row's noise."""
-    scales = beliefs.fitted_belief().scales
-    further = Evidence.of(few_rows(9), scales)
-    points = new_drafts()[::40]
-    joint = beliefs.believed([*points, *further.points])
-    seen = np.eye(len(joint.mean))[len(points) :]
-    noise = np.diag(1.0 / further.variance)
-    told = np.linalg.inv(joint.covariance) + seen.T @ noise @ seen
-    covariance = np.linalg.inv(told)
-    mean = joint.mean + covariance @ seen.T @ noise @ (
-        further.logits - seen @ joint.mean
-    )
-    found = beliefs.believed(points, further)
-    own = slice(0, len(points))
-    assert found.mean == pytest.approx(mean[own], abs=1e-6)
-    assert found.covariance == pytest.approx(covariance[own, own], abs=1e-6)
-
-
 def test_noise_is_that_of_a_row_and_more_of_few_texts_and_of_self_drafts() -> None:
     """A run of several rows has the precision of all."""
     scales = beliefs.fitted_belief().scales
@@ -247,7 +229,9 @@ def test_noise_is_that_of_a_row_and_more_of_few_texts_and_of_self_drafts() -> No
         is_plain = not rate.is_rough and rate.situation.group != "self"
         assert (variance == pytest.approx(least)) == is_plain
         assert variance >= least
-    for run, members in zip(beliefs._runs(known), members_of_runs(known), strict=True):
+    for run, members in zip(
+        published._runs(known), members_of_runs(known), strict=True
+    ):
         precisions = [1.0 / known.variance[row] for row in members]
         assert run.variance == pytest.approx(1.0 / sum(precisions), abs=6e-6)
         of_logits = np.average(known.logits[members], weights=precisions)

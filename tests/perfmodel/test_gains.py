@@ -9,8 +9,7 @@ import pytest
 
 import magicdec
 from magicdec.perfmodel.acceptance import BelievedProfile, default_profile
-from magicdec.perfmodel.acceptance.law import LawError
-from magicdec.perfmodel.acceptance.uncertain import tokens_at
+from magicdec.perfmodel.acceptance.law import LawError, tokens_at
 from magicdec.perfmodel.intervals import (
     LEVELS,
     Gains,

@@ -7,8 +7,12 @@ import pytest
 
 from magicdec.counts import expected_tokens_per_step
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance.assumed import Question, joint_levels, profile_of
-from magicdec.perfmodel.acceptance.mixed import profile_on
+from magicdec.perfmodel.acceptance.believed import (
+    Question,
+    joint_levels,
+    profile_of,
+    profile_on,
+)
 from magicdec.perfmodel.planner import make_plan, request_of
 from magicdec.tasks import shares_of, task_named, usual_lengths
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import magicdec
-from magicdec.perfmodel.acceptance.uncertain import mean_tokens, tokens_at
+from magicdec.perfmodel.acceptance.law import mean_tokens, tokens_at
 from magicdec.perfmodel.intervals import (
     normal_cdf,
 )

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from magicdec.perfmodel.acceptance.assumed import joint_levels
+from magicdec.perfmodel.acceptance.believed import joint_levels
 from magicdec.perfmodel.plan import draws as joint
 from magicdec.perfmodel.plan.draws import Draws, draws_of, normals
 from magicdec.schema import Candidate

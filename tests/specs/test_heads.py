@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from magicdec.naming import head_named_in
-from magicdec.perfmodel.acceptance.assumed import _hub_ids
+from magicdec.perfmodel.acceptance.belief import fitted_belief
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.heads import facts_of, published_heads, target_named_in
 from magicdec.specs.names import named_models
@@ -33,7 +33,8 @@ def test_every_row_has_the_shape_of_its_target_and_a_source() -> None:
 
 def test_the_table_has_every_checkpoint_that_acceptance_is_believed_of() -> None:
     listed = {head.checkpoint for head in published_heads()}
-    believed = {name for name, _ in _hub_ids().values()}
+    known = fitted_belief().coefficients.checkpoints
+    believed = {name for name, _ in known.values()}
     models = {head for head in believed if head_named_in(head) is None} - listed
     assert believed - listed - NOT_HEADS - models == set()
     assert models <= NOT_HEADS | {

@@ -1,9 +1,8 @@
 """Acceptance of drafts: what is asked of it and its sorts (profile.py), the law that they have
-(law.py; fitted in fit.py), and profiles as files (library.py).
+(law.py; fitted in fit.py), and profiles as files (files.py).
 """
 
-from magicdec.perfmodel.acceptance.believed import LOOKUP_PRECISION, BelievedProfile
-from magicdec.perfmodel.acceptance.library import (
+from magicdec.perfmodel.acceptance.files import (
     PROFILES_DIRECTORY,
     default_profile,
     default_profile_names,
@@ -13,8 +12,10 @@ from magicdec.perfmodel.acceptance.library import (
 )
 from magicdec.perfmodel.acceptance.measured import MeasuredProfile, fit_profile
 from magicdec.perfmodel.acceptance.profile import (
+    LOOKUP_PRECISION,
     Acceptance,
     AcceptanceProfile,
+    BelievedProfile,
     RateProfile,
     constant_profile,
 )

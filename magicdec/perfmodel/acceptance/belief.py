@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -28,29 +29,136 @@ import numpy as np
 import numpy.typing as npt
 
 from magicdec.counts import Array
-from magicdec.perfmodel.acceptance.published import (
-    GROUPS,
-    Rate,
-    Situation,
-    distinct,
-    read_rates,
+from magicdec.naming import METHODS
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "eagle3": (),
+    "head": ("eagle1", "eagle2", "hass", "medusa", "hydra", "lstm"),
+    "mtp": (),
+    "block": ("dflash2", "dfly", "pard"),
+    "model": ("draft-model",),
+    "lookup": ("prompt-lookup", "lookahead", "rest", "recycling"),
+    "self": ("self-sparse", "self-quantised", "layer-skip", "longspec"),
+    "mixed": ("hybrid", "other-sam+eagle2"),
+}
+"""Kinds of draft whose acceptance is alike, besides the methods that plans have (`naming.METHODS`)."""
+
+GROUP_OF = {
+    **{name: method.group for name, method in METHODS.items() if name != "none"},
+    **{kind: group for group, kinds in GROUPS.items() for kind in kinds},
+}
+
+OTHER_CLASS = "other"
+
+MAKERS = (
+    ("specforge", "specforge"), ("spec for ge", "specforge"), ("angelslim", "angelslim"),
+    ("angelspec", "angelspec"), ("redhatai", "redhat"), ("nm-testing", "redhat"),
+    ("yuhuili", "eagle-authors"), ("deepseek-ai", "deepseek"), ("z-lab", "z-lab"),
+    ("modelopt", "modelopt"), ("aq-medai", "aq-medai"), ("amd/", "amd"), ("lmsys/", "lmsys"),
+    ("nebius", "nebius"), ("nvidia/", "nvidia"), ("swiss-ai", "swiss-ai"), ("built-in", "vendor"),
+    ("native", "vendor"), ("gemma4 assistant", "vendor"),
+)  # fmt: skip
+"""Makers of drafts by a sign in the draft's name."""
+
+VARIANTS = re.compile(
+    r"[-_. ](instruct|chat|it|fp8|nvfp4|int4|int8|w4a16|gguf|q4_k_s|iq1_kt|autoround|mixed|2507|hf|4bit|base)\b"
 )
 
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A draft on a text, as far as it is known: what an acceptance was measured in, or is asked of.
+
+    An empty name is unknown.
+    """
+
+    kind: str
+    model: str = ""
+    draft: str = ""
+    maker: str = ""
+    is_baseline: bool = False
+    """Whether its source compares it with a draft of its own."""
+    task: str = ""
+    task_class: str = ""
+    temperature: float | None = None
+    context: float | None = None
+    window: float | None = None
+    """Tokens of the draft's cache, where it is kept shorter than the context."""
+    has_trained_window: bool = False
+    trained_len: float | None = None
+    budget: float | None = None
+    """Cache slots that a sparse self-draft reads."""
+    target_billions: float | None = None
+    is_tree: bool = False
+    is_thinking: bool = False
+    counts_drafted: bool = False
+    """Whether only steps with a draft are counted."""
+    source: str = ""
+
+    @property
+    def group(self) -> str:
+        return GROUP_OF.get(self.kind, "self")
+
+    @property
+    def checkpoint(self) -> str:
+        return f"{self.model}|{self.kind}|{self.draft}"
+
+    def is_from(self, source: str) -> bool:
+        """Whether a source published it: one that names a repository by that, without the place and the
+        commit in it."""
+        repository = source.split(maxsplit=1)[0].split("@", maxsplit=1)[0]
+        if "/" not in repository:
+            return plain(source) == self.source
+        return plain(repository) in self.source
+
+
+def plain(name: str) -> str:
+    """A name without case and punctuation."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def plain_model(name: str) -> str:
+    """A target's name without its organisation, format and tuning: sources differ in those."""
+    bare = re.sub(r"\(.*?\)", "", name.rsplit("/", maxsplit=1)[-1].lower())
+    return plain(VARIANTS.sub("", bare)) or plain(name)
+
+
+def maker_of(draft: str, kind: str) -> str:
+    """Who made a draft, from its name; "" where that does not say."""
+    lower = draft.lower()
+    for sign, maker in MAKERS:
+        if sign in lower:
+            return maker
+    if kind == "mtp":
+        return "vendor"
+    if kind.startswith("eagle") and re.fullmatch(r"eagle-?[23]?( .*)?", lower):
+        return "eagle-authors"
+    if GROUP_OF.get(kind) == "lookup":
+        return kind
+    if "/" in lower:
+        return lower.split("/")[0]
+    return ""
+
+
 DIRECTORY = Path(__file__).resolve().parents[2] / "specs" / "data" / "belief"
+
 COEFFICIENTS = DIRECTORY / "belief.json.gz"
-BELIEF_RATES = DIRECTORY / "rates.csv"
-FURTHER_RATES = DIRECTORY / "further.csv"
-"""Rates that only their own checkpoints are believed from: with them in what all share, models left
-out are predicted worse (results/LOG.md)."""
+
 REFERENCE_DEPTH = 0.6
 """H: mean of ln i over the positions of a block of four drafts, weighted by what they add."""
+
 USUAL_TEMPERATURE = 0.3
+
 USUAL_BILLIONS = 15.0
+
 USUAL_CONTEXT = 1000.0
+
 USUAL_BUDGET = 512.0
+
 TRAINED_LEN = 2048.0
 """Tokens that a head is trained on where nobody says: its makers' data sets are cut there."""
+
 LEAST_LOGIT = -4.0
+
 MOST_LOGIT = 4.2
 
 
@@ -113,13 +221,16 @@ LEVELS = (
     Level("warmth of task", "warmth", lambda at: _pair(at.task, at.group)),
     Level("beyond of checkpoint", "beyond", lambda at: at.checkpoint),
 )
+
 HEAVY = ("checkpoint", "maker", "task of maker")
 """Levels with heavier tails than normal: some drafts are far worse than others of their kind."""
+
 LOCAL = (
     "model", "checkpoint", "task of checkpoint", "source", "run", "depth of checkpoint",
     "warmth of checkpoint", "beyond of checkpoint",
 )  # fmt: skip
 """Levels conditioned on when a draft is asked for; the others are shared by many."""
+
 SHARED_LEVELS = tuple(level for level in LEVELS if level.name not in LOCAL)
 
 
@@ -139,14 +250,14 @@ def constant_rate_logit(tokens: float, gamma: int) -> float:
     high = MOST_LOGIT
     for _ in range(40):
         middle = (low + high) / 2.0
-        if tokens_at(middle, gamma) < tokens:
+        if constant_rate_tokens(middle, gamma) < tokens:
             low = middle
         else:
             high = middle
     return (low + high) / 2.0
 
 
-def tokens_at(logit: float, gamma: int) -> float:
+def constant_rate_tokens(logit: float, gamma: int) -> float:
     """Tokens per step of a constant rate."""
     rate = 1.0 / (1.0 + math.exp(-logit))
     return sum(rate**accepted for accepted in range(gamma + 1))
@@ -160,16 +271,6 @@ def mean_depth(logit: float, gamma: int) -> float:
     weights = reached[::-1].cumsum()[::-1]
     depths = np.log(np.arange(1, gamma + 1)) - REFERENCE_DEPTH
     return float(weights @ depths / weights.sum())
-
-
-def point_of(rate: Rate) -> tuple[Point, float]:
-    """A published rate as a point and the logit that it shows."""
-    logit = constant_rate_logit(rate.tokens, rate.gamma)
-    if rate.is_gamma_assumed:
-        depth = 0.0
-    else:
-        depth = mean_depth(logit, rate.gamma)
-    return Point(rate.situation, depth, rate.is_gamma_assumed), logit
 
 
 def _warmth(at: Situation) -> float:
@@ -208,29 +309,35 @@ COVARIATES: dict[str, Callable[[Point], float]] = {
     "beyond": lambda point: _beyond(point.situation),
 }
 
-
 OF_ALL = {
     "all": 2.0, "warmth": 1.0, "temperature unknown": 0.3, "size": 0.15, "depth": 0.3, "tree": 1.0,
     "tree of unknown depth": 1.0, "chain of unknown depth": 0.5, "beyond trained": 0.7,
     "trained window": 1.0, "drafted steps": 1.5, "baseline": 0.5, "thinking": 0.4,
 }  # fmt: skip
 """Features of all drafts, with the standard deviations of their priors in logits."""
+
 OF_GROUP = {"": 1.0, "depth of ": 0.3, "warmth of ": 0.25, "size of ": 0.1}
 """Features of each group of drafts."""
+
 OF_ONE = {
     "context of mtp": 0.2, "context of model": 0.5, "context of lookup": 0.3,
     "context of self": 0.2, "budget of self": 0.5, "fill of self": 1.0,
 }  # fmt: skip
+
 CONTEXT_START = {"mtp": 4096.0, "model": 4096.0, "lookup": 500.0, "self": 4096.0}
 """Tokens from which on the context moves the acceptance of a group."""
+
 LONGEST_LOOKUP = 1024.0
 """Tokens beyond which few look-ups were counted: none is taken to find more in longer texts."""
+
 FEATURES = {
     **OF_ALL,
     **{f"{part}{group}": sd for group in GROUPS for part, sd in OF_GROUP.items()},
     **OF_ONE,
 }
+
 PLACE = {name: number for number, name in enumerate(FEATURES)}
+
 FULL_SHARE = 0.98
 """Share of the cache above which a budget counts as no more."""
 
@@ -290,14 +397,14 @@ WIDTH_OF_GROUP = {
 deviations were not fitted on (evidence/fits/acceptance_belief.py --folds 5: without them 81 % of
 EAGLE-3's and 98 % of block drafts' rows; with 1.1 still 83 % of EAGLE-3's and 80 % of prediction
 modules')."""
+
 WIDTH_OF_UNNAMED = 0.8
 """Factor on the width where the text has no name: with a text's rows and its source's left out, 97 % of all
 were inside otherwise."""
+
 YOUR_TEXT = "yours "
 """Prefix of the name of a user's own text: no published rate is of it, and all drafts that are
 asked about share it."""
-SELF_NOISE = 0.6
-"""Noise, in logits, of rows of self-drafts: small samples, or read from speedups and figures."""
 
 
 def width_of(point: Point) -> float:
@@ -323,31 +430,12 @@ class Scales(msgspec.Struct, frozen=True, kw_only=True):
     """Weight of each value of a heavy level; 1 where it is not named."""
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates as points with the logits they show, the noise of each, and their weights."""
+class Observations(msgspec.Struct, frozen=True, kw_only=True):
+    """Points with the logits that were seen there, and the variance of each one's noise."""
 
     points: list[Point]
     logits: Array
     variance: Array
-    usual_variance: Array
-    """Variance of the noise before the rows' weights."""
-
-    @classmethod
-    def of(
-        cls, rates: Sequence[Rate], scales: Scales, weights: Array | None = None
-    ) -> Evidence:
-        read = [point_of(rate) for rate in rates]
-        rough = np.array([rate.is_rough for rate in rates], dtype=np.float64)
-        is_self = np.array(
-            [rate.situation.group == "self" for rate in rates], dtype=np.float64
-        )
-        usual = scales.noise**2 + scales.rough**2 * rough + SELF_NOISE**2 * is_self
-        return cls(
-            points=[point for point, _ in read],
-            logits=np.array([logit for _, logit in read], dtype=np.float64),
-            variance=usual if weights is None else usual / weights,
-            usual_variance=usual,
-        )
 
 
 def feature_matrix(points: Sequence[Point]) -> Array:
@@ -420,16 +508,6 @@ def shares_of(points: Sequence[Point], scales: Scales) -> Shares:
     return Shares(names, values, factors)
 
 
-def prior_covariance(
-    left: Sequence[Point], right: Sequence[Point], scales: Scales
-) -> Array:
-    """Prior covariance of the logits at two sets of points, of all features and levels."""
-    shares = shares_of([*left, *right], scales)
-    of_left = shares.at(slice(len(left)))
-    levels = of_left.covariance(shares.at(slice(len(left), None)))
-    return feature_matrix(left) @ feature_matrix(right).T + levels
-
-
 class Normal(NamedTuple):
     """Means and covariance of some logits."""
 
@@ -439,99 +517,6 @@ class Normal(NamedTuple):
     @property
     def deviation(self) -> Array:
         return np.sqrt(np.maximum(np.diag(self.covariance), 0.0))
-
-
-def given(
-    evidence: Evidence,
-    groups: Sequence[str],
-    name: str,
-    scales: Scales,
-    whole: Array | None = None,
-) -> tuple[Array, Array]:
-    """Mean and standard deviation of the logit of each row of a group, its noise with it, given the
-    rows of all other groups: exact, all levels at once. What is left out lends no weight to its own
-    levels."""
-    if whole is None:
-        whole = noisy_covariance(evidence, scales)
-    is_out = np.array(groups) == name
-    out = np.flatnonzero(is_out)
-    kept = np.flatnonzero(~is_out)
-    points = [evidence.points[row] for row in out]
-    gain, variance = _conditioned(whole, kept, whole[np.ix_(kept, out)], points, scales)
-    variance = variance + evidence.usual_variance[out]
-    deviation = widths_of(points) * np.sqrt(np.maximum(variance, 1e-6))
-    return gain.T @ evidence.logits[kept], deviation
-
-
-def _conditioned(
-    whole: Array,
-    kept: npt.NDArray[np.int64],
-    cross: Array,
-    points: Sequence[Point],
-    scales: Scales,
-) -> tuple[Array, Array]:
-    """Gains and variances of logits at some points given the kept rows, of which `whole` is the noisy
-    covariance and `cross` that with the points, [kept, points]."""
-    gain = np.asarray(np.linalg.solve(whole[np.ix_(kept, kept)], cross), np.float64)
-    unweighted = msgspec.structs.replace(scales, weights={})
-    own = np.diag(prior_covariance(points, points, unweighted))
-    return gain, own - np.einsum("ij,ij->j", cross, gain)
-
-
-def texts_left_out(
-    evidence: Evidence, scales: Scales, num_asked: int
-) -> tuple[Array, Array]:
-    """The first rows, each asked about as a user's own text is, given those of other texts and other
-    sources: mean and standard deviation of their logits, 0 of the other rows."""
-    whole = noisy_covariance(evidence, scales)
-    situations = [point.situation for point in evidence.points]
-    texts = np.array([at.task for at in situations])
-    sources = np.array([at.source for at in situations])
-    mean = np.zeros(len(texts))
-    deviation = np.zeros(len(texts))
-    asked = range(num_asked)
-    for text, source in dict.fromkeys((texts[row], sources[row]) for row in asked):
-        rows = [row for row in asked if (texts[row], sources[row]) == (text, source)]
-        kept = np.flatnonzero((texts != text) & (sources != source))
-        points = [_of_own_text(evidence.points[row]) for row in rows]
-        cross = prior_covariance([evidence.points[row] for row in kept], points, scales)
-        gain, variance = _conditioned(whole, kept, cross, points, scales)
-        variance = variance + evidence.usual_variance[rows]
-        mean[rows] = gain.T @ evidence.logits[kept]
-        deviation[rows] = widths_of(points) * np.sqrt(np.maximum(variance, 1e-6))
-    return mean, deviation
-
-
-def _of_own_text(point: Point) -> Point:
-    """The point as a user asks it, whose text of that class nobody has published."""
-    at = point.situation
-    own = msgspec.structs.replace(
-        at, task=f"{YOUR_TEXT}{at.task_class}", source=YOUR_TEXT.strip()
-    )
-    return point._replace(situation=own)
-
-
-def noisy_covariance(evidence: Evidence, scales: Scales) -> Array:
-    """Covariance of the rows' logits, noise with it."""
-    whole = prior_covariance(evidence.points, evidence.points, scales)
-    whole[np.diag_indices_from(whole)] += evidence.variance
-    return whole
-
-
-def rates_left_out(
-    evidence: Evidence, groups: Sequence[str], scales: Scales, *, kept: str = ""
-) -> tuple[Array, Array]:
-    """Each group's rows given the others': mean and standard deviation of their logits. Rows of the
-    group `kept` are given to all others, and have 0 of both.
-    """
-    whole = noisy_covariance(evidence, scales)
-    names = np.array(groups)
-    mean = np.zeros(len(names))
-    deviation = np.zeros(len(names))
-    for name in np.unique(names[names != kept]):
-        rows = names == name
-        mean[rows], deviation[rows] = given(evidence, groups, str(name), scales, whole)
-    return mean, deviation
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -562,6 +547,11 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[Run]
     row_weights: list[float]
     """Weight of each row of the table that it was fitted to."""
+    checkpoints: dict[str, tuple[str, int]]
+    """Hub ids of published drafts by their plain names, with the rows of each in the tables."""
+    slopes: dict[str, list[float]]
+    """Change of the conditional rate's logit per ln(position), one for each checkpoint and source whose
+    rates are given by position, by group of drafts."""
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -584,18 +574,16 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Situations that acceptance was published in."""
         return [run.situation for run in self.coefficients.runs]
 
-    def runs_of(self, checkpoints: Sequence[str]) -> Evidence:
+    def runs_of(self, checkpoints: Sequence[str]) -> Observations:
         """The published runs of some checkpoints."""
         wanted = set(checkpoints)
         runs = [
             run for run in self.coefficients.runs if run.situation.checkpoint in wanted
         ]
-        variance = np.array([run.variance for run in runs])
-        return Evidence(
+        return Observations(
             points=[run.point for run in runs],
             logits=np.array([run.logit for run in runs]),
-            variance=variance,
-            usual_variance=variance,
+            variance=np.array([run.variance for run in runs]),
         )
 
 
@@ -617,60 +605,6 @@ def shared_matrix(
                 has_value = shares.values[number] == value
                 matrix[has_value, column] += shares.factors[number, has_value]
     return matrix
-
-
-def posterior(
-    rates: Sequence[Rate],
-    row_weights: Array,
-    shared: dict[str, list[str]],
-    scales: Scales,
-    further: Sequence[Rate] = (),
-) -> Coefficients:
-    """Coefficients given rates: what checkpoints have alone is integrated out. `further` rates are
-    only kept as runs of their checkpoints."""
-    evidence = Evidence.of(rates, scales, row_weights)
-    shares = shares_of(evidence.points, scales)
-    matrix = shared_matrix(evidence.points, shares, places(shared))
-    outside = {name: frozenset(keys) for name, keys in shared.items()}
-    # what is left are the checkpoints' own levels, and values of the others that are not shared
-    own = shares.outside(outside)
-    alone = own.covariance(own)
-    alone[np.diag_indices_from(alone)] += evidence.variance
-    weighted = np.linalg.solve(alone, np.column_stack([matrix, evidence.logits]))
-    precision = np.eye(matrix.shape[1]) + matrix.T @ weighted[:, :-1]
-    covariance = np.linalg.inv(precision)
-    mean = covariance @ (matrix.T @ weighted[:, -1])
-    lower = covariance[np.tril_indices_from(covariance)].astype(np.float16)
-    return Coefficients(
-        scales=scales,
-        shared=shared,
-        mean=[round(value, 5) for value in mean.tolist()],
-        covariance=lower.tobytes(),
-        runs=[*_runs(evidence), *_runs(Evidence.of(further, scales))],
-        row_weights=[round(value, 3) for value in row_weights.tolist()],
-    )
-
-
-def _runs(evidence: Evidence) -> list[Run]:
-    """Rows of one run as their mean, weighted by their noise."""
-    members: dict[str, list[int]] = {}
-    for row, point in enumerate(evidence.points):
-        members.setdefault(run_of(point.situation), []).append(row)
-    runs = []
-    for rows in members.values():
-        precision = 1.0 / evidence.variance[rows]
-        total = float(precision.sum())
-        depths = np.array([evidence.points[row].depth for row in rows])
-        runs.append(
-            Run(
-                situation=evidence.points[rows[0]].situation,
-                logit=round(float(precision @ evidence.logits[rows]) / total, 4),
-                depth=round(float(precision @ depths) / total, 4),
-                variance=round(1.0 / total, 5),
-                is_gamma_assumed=evidence.points[rows[0]].is_gamma_assumed,
-            )
-        )
-    return runs
 
 
 def fitted_from(coefficients: Coefficients) -> Fitted:
@@ -696,37 +630,9 @@ def fitted_belief() -> Fitted:
     return fitted_from(msgspec.json.decode(text, type=Coefficients))
 
 
-@lru_cache(maxsize=2)
-def fitted_without(source: str) -> Fitted:
-    """The belief that would ship if a source had published nothing, by the shipped deviations: for
-    judging its own servers."""
-    shipped = fitted_belief()
-    coefficients = shipped.coefficients
-    runs = [run for run in coefficients.runs if not run.situation.is_from(source)]
-    if len(runs) == len(coefficients.runs):
-        return shipped
-    rates = distinct(read_rates(BELIEF_RATES))
-    is_kept = np.array([not rate.situation.is_from(source) for rate in rates])
-    if not is_kept.all():
-        coefficients = posterior(
-            [rate for rate, kept in zip(rates, is_kept, strict=True) if kept],
-            np.array(coefficients.row_weights)[is_kept],
-            coefficients.shared,
-            coefficients.scales,
-        )
-    return fitted_from(msgspec.structs.replace(coefficients, runs=runs))
-
-
-def packed(coefficients: Coefficients) -> bytes:
-    """Coefficients as they are shipped."""
-    return gzip.compress(msgspec.json.encode(coefficients), mtime=0)
-
-
-def believed(
-    points: Sequence[Point], further: Evidence | None = None, of: Fitted | None = None
-) -> Normal:
-    """The belief at some points, all together: given the shared levels, the published runs of the
-    points' checkpoints, and `further` rows of the user's own."""
+def believed(points: Sequence[Point], of: Fitted | None = None) -> Normal:
+    """The belief at some points, all together: given the shared levels and the published runs of the
+    points' checkpoints."""
     if of is None:
         of = fitted_belief()
     known = of.runs_of([point.situation.checkpoint for point in points])
@@ -742,15 +648,11 @@ def believed(
     used = np.flatnonzero(matrix.any(axis=0))
     in_use = matrix[:, used]
     shared = in_use @ of.covariance[np.ix_(used, used)] @ in_use.T
-    covariance = (shared + alone) * np.outer(widths, widths)
-    if further is None:
-        return Normal(mean, covariance)
-    both = believed([*points, *further.points], of=of)
-    return _updated(both, further, len(points))
+    return Normal(mean, (shared + alone) * np.outer(widths, widths))
 
 
 def _given_known(
-    known: Evidence, matrix: Array, mean: Array, alone: Array
+    known: Observations, matrix: Array, mean: Array, alone: Array
 ) -> tuple[Array, Array, Array]:
     """Shares of points in the shared levels, their means, and what is left of their own covariance,
     once the rows of their checkpoints are known: those are the first of all arrays."""
@@ -764,13 +666,3 @@ def _given_known(
         mean[others] + gain @ (known.logits - mean[rows]),
         alone[others, others] - gain @ across,
     )
-
-
-def _updated(both: Normal, further: Evidence, num_points: int) -> Normal:
-    """The first points of a joint belief, given noisy logits at the others."""
-    seen = slice(num_points, None)
-    own = slice(0, num_points)
-    noisy = both.covariance[seen, seen] + np.diag(further.variance)
-    gain = np.linalg.solve(noisy, both.covariance[seen, own]).T
-    mean = both.mean[own] + gain @ (further.logits - both.mean[seen])
-    return Normal(mean, both.covariance[own, own] - gain @ both.covariance[seen, own])

@@ -1,113 +1,706 @@
-"""Acceptance that is believed: nobody measured this draft on this text (assumed.py makes them)."""
+"""Acceptance that nobody has measured here: the belief about it, as a profile that plans price.
+
+A profile takes the belief's mean by position, its growth with the context, and as its error the
+belief's width for a text, a run and a harness not seen so far.
+
+Of a mixture of texts, one draft for chat and code by shares of generated tokens: a sequence of a text
+that accepts less takes more steps for its tokens, so that of the sequences in a batch a share of
+s_k / E_k decodes text k, with E_k its tokens per step. Of such a batch
+
+    P(draft 1..i accepted) = Σ w_k · Π_{j <= i} c_kj,    w_k = (s_k / E_k) / Σ_l s_l / E_l
+
+and the tokens per step are 1 / Σ s_k / E_k: the time of a token is the texts' mean. What is believed
+of one draft on two texts is largely one belief, so that errors add up by their correlation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+import math
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
-from magicdec.counts import Array
-from magicdec.perfmodel.acceptance.profile import AcceptanceProfile
-from magicdec.perfmodel.acceptance.uncertain import mean_tokens
-from magicdec.specs import LOOKUP_METHODS
+from magicdec.counts import Array, expected_tokens_per_step
+from magicdec.naming import METHODS
+from magicdec.perfmodel.acceptance import belief
+from magicdec.perfmodel.acceptance.belief import (
+    OTHER_CLASS,
+    REFERENCE_DEPTH,
+    TRAINED_LEN,
+    USUAL_BUDGET,
+    YOUR_TEXT,
+    Point,
+    Situation,
+    maker_of,
+    plain,
+    plain_model,
+)
+from magicdec.perfmodel.acceptance.files import default_profile
+from magicdec.perfmodel.acceptance.law import (
+    LARGEST,
+    Beyond,
+    Law,
+    LawError,
+    from_logit,
+    log_deviation,
+    logit,
+)
+from magicdec.perfmodel.acceptance.profile import (
+    AcceptanceProfile,
+    BelievedProfile,
+    RateProfile,
+    constant_profile,
+)
+from magicdec.specs import (
+    SPARSE_METHODS,
+    ModelSpec,
+    draft_model_name,
+)
+from magicdec.tasks import TASKS, shares_of
+from magicdec.units import GIGA, format_count
 
-LOOKUP_PRECISION = 0.5
-"""Share of the tokens that a look-up drafts which are accepted, where nobody counted it: 0.2 to 0.9
-in replays of logged requests."""
+P = TypeVar("P", bound=AcceptanceProfile)
+
+POSITIONS = 16
+"""Positions that the belief gives rates of; later ones are as the last."""
+
+DEPTH_STEP = 1.0
+"""Difference in depth over which the trend by position is read."""
+
+DEPTH_SHARE = 0.45
+"""Share of the trend's error that a profile's error by depth takes: it counts from position 1, the
+belief from the usual depth, in whose place the tokens per step of gamma 10 err as much."""
+
+DEEPEST = {
+    "eagle3": 7, "head": 5, "mtp": 5, "block": 15, "model": 8, "lookup": 10, "self": 8, "mixed": 8
+}  # fmt: skip
+"""Deepest gamma that several sources count, by group of drafts."""
 
 
-class BelievedProfile(AcceptanceProfile, frozen=True, kw_only=True):
-    """A mean by position and how wide it is, for a text, a run and a harness not seen so far."""
+FAR = 8.0
+"""Times the trained length at which the growth with the context is read."""
 
-    is_assumed: ClassVar[bool] = True
+OTHER_FORMAT_DEVIATION = 0.3
+"""Standard deviation of the logit of a draft in narrower weights than were measured."""
 
-    def mean_tokens(
-        self, middle: Array, *, budget: Any, context: Any, gamma: Any
-    ) -> Array:
-        """The mean over what the acceptance may be, which is not its middle where it is wide."""
-        error = self.tokens_error(budget=budget, context=context, gamma=gamma)
-        return mean_tokens(middle, gamma, error)
+HEAD_GROUPS = ("eagle3", "head", "block")
+
+LEAST_RATE = 0.02
+
+MOST_RATE = 0.985
+
+MOST_CLASSES = 3
+"""Classes of text that the source of a belief names."""
+
+KIND_NAMES = {
+    "self-quantised": "quantised copies",
+    **{name: method.plural or method.text for name, method in METHODS.items()},
+}
+"""Drafts of a kind in text."""
+
+
+class Question(NamedTuple):
+    """A draft on a target and a text, whose acceptance a plan needs."""
+
+    model: str
+    kind: str
+    billions: float
+    draft: str = ""
+    """Published checkpoint, or model that drafts; "" is any."""
+    task: str = ""
+    """Class of the text; "" is any."""
+    temperature: float | None = None
+    context: float = 1024.0
+    budget: float | None = None
+    trained_len: float | None = None
+    window: float | None = None
+    is_other_format: bool = False
+    without: str = ""
+    """Source whose published rates are not known: the one whose servers are judged."""
 
     @property
-    def is_partly_drafted(self) -> bool:
-        return True
+    def fitted(self) -> belief.Fitted:
+        """The belief that the published rates of all drafts give."""
+        if self.without:
+            from magicdec.perfmodel.acceptance.published import fitted_without
 
-    def drafted_share_at(self, gamma: Any) -> Array:
-        """The share of steps with a draft that makes a look-up's usual share of right tokens."""
-        if self.draft_method not in LOOKUP_METHODS:
-            return super().drafted_share_at(gamma)
-        depth = np.maximum(np.asarray(gamma, dtype=np.int64), 1)
-        at: dict[str, Any] = {"budget": None, "context": 1.0, "gamma": depth}
-        middle, _ = self.tokens_per_step(**at)
-        drafted = (self.mean_tokens(middle, **at) - 1.0) / LOOKUP_PRECISION
-        return np.asarray(np.minimum(drafted / depth, 1.0))
+            return fitted_without(self.without)
+        return belief.fitted_belief()
 
-
-@dataclass(frozen=True)
-class BeliefByText:
-    """One draft's beliefs on several texts: the first axis of every answer is the text. Arguments of
-    more than one axis have a text on their first one, too."""
-
-    profiles: Sequence[BelievedProfile]
-
-    is_assumed: ClassVar[bool] = True
-    is_counted: ClassVar[bool] = False
-
-    @property
-    def is_partly_drafted(self) -> bool:
-        return any(profile.is_partly_drafted for profile in self.profiles)
-
-    @property
-    def spread(self) -> float:
-        """Beliefs have the same on any text."""
-        return self.profiles[0].spread
-
-    @property
-    def draft_method(self) -> str:
-        return self.profiles[0].draft_method
-
-    def tokens_per_step(self, **where: Any) -> tuple[Array, Array]:
-        middles = []
-        everything = []
-        for place, profile in enumerate(self.profiles):
-            middle, full = profile.tokens_per_step(**_on_text(place, where))
-            middle, full = np.broadcast_arrays(middle, full)
-            middles.append(middle)
-            everything.append(full)
-        return np.stack(middles), np.stack(everything)
-
-    def mean_tokens(self, middle: Array, **where: Any) -> Array:
-        return mean_tokens(middle, where["gamma"], self.tokens_error(**where))
-
-    def tokens_error(self, *, shifts: Sequence[Any] = (), **where: Any) -> Array:
-        errors = []
-        for place, profile in enumerate(self.profiles):
-            here = _on_text(place, where)
-            errors.append(profile.tokens_error(shifts=shifts, **here))
-        return np.stack(errors)
-
-    def drafted_share_at(self, gamma: Any) -> Array:
-        shares = []
-        for place, profile in enumerate(self.profiles):
-            here = _on_text(place, {"gamma": gamma})["gamma"]
-            share = profile.drafted_share_at(here)
-            shares.append(np.broadcast_to(share, np.shape(here)))
-        return np.stack(shares)
-
-    def draft_len_at(self, gamma: Any) -> Array:
-        lengths = []
-        for place, profile in enumerate(self.profiles):
-            here = _on_text(place, {"gamma": gamma})["gamma"]
-            length = profile.draft_len_at(here)
-            lengths.append(np.broadcast_to(length, np.shape(here)))
-        return np.stack(lengths)
+    @classmethod
+    def about(
+        cls,
+        target: ModelSpec,
+        draft: str,
+        method: str,
+        *,
+        checkpoint: str = "",
+        **conditions: Any,
+    ) -> Question:
+        """The question about a draft by the names that plans call it and its method by."""
+        kind = method
+        budget: float | None = None
+        model = draft_model_name(draft)
+        if model is not None:
+            kind = "full"
+            checkpoint = model
+        elif method == "full":
+            kind = "self-quantised"
+        elif method in SPARSE_METHODS:
+            budget = belief.USUAL_BUDGET
+        return cls(
+            model=target.name,
+            kind=kind,
+            billions=target.num_parameters / GIGA,
+            draft=checkpoint,
+            budget=budget,
+            **conditions,
+        )
 
 
-def _on_text(place: int, where: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of one text of several."""
-    here = {}
-    for name, value in where.items():
-        here[name] = value[place] if np.ndim(value) > 1 else value
-    return here
+class Assumed(NamedTuple):
+    """A belief about a question, as a law by position and context."""
+
+    law: Law
+    error: LawError
+    origin: str
+    """Where it comes from, in few words."""
+    checkpoint: str
+    """Hub id of the published checkpoint with the most rows, of those that it is about; "" where
+    none has an id."""
+
+
+def known_checkpoints(
+    model: str, kind: str, of: belief.Fitted | None = None
+) -> list[str]:
+    """Published drafts of a kind for a target, by their plain names: those that nobody measured as
+    the baseline of a draft of his own, where there are some."""
+    name = plain_model(model)
+    of_model = [at for at in _published(of) if at.model == name and at.kind == kind]
+    own = [at for at in of_model if not at.is_baseline]
+    return list(dict.fromkeys(at.draft for at in own or of_model))
+
+
+def checkpoint_in(text: str, question: Question) -> str:
+    """The published draft of a question's target that a text names, by its plain name; "" where it names
+    none."""
+    words = plain(text)
+    every = known_checkpoints(question.model, question.kind, question.fitted)
+    known = [name for name in every if name]
+    named = [name for name in known if name in words or (words and words in name)]
+    return max(named, key=len, default="")
+
+
+def _assumed_from(kind: str) -> str:
+    """The source of a belief about a draft that nobody measured on its target."""
+    of_kind = [at for at in _published() if at.kind == kind]
+    name = KIND_NAMES.get(kind, kind)
+    if Situation(kind=kind).group in HEAD_GROUPS:
+        num_heads = len({at.checkpoint for at in of_kind})
+        return f"assumed from {format_count(num_heads, f'published {name} head')}"
+    num_models = len({at.model for at in of_kind})
+    return f"assumed from {name} measured on {format_count(num_models, 'model')}"
+
+
+def _most_measured(drafts: list[str]) -> str:
+    """Hub id of the draft with the most published rows; "" where none has an id."""
+    ids = belief.fitted_belief().coefficients.checkpoints
+    known = [ids[draft] for draft in drafts if draft in ids]
+    if not known:
+        return ""
+    name, _ = max(known, key=lambda item: item[1])
+    return name
+
+
+def measured_checkpoint(question: Question) -> str:
+    """Hub id of the published draft that a belief is about, the one with the most rows of several;
+    "" where none has an id."""
+    return _most_measured(_named(question))
+
+
+def kinds_of(model: str) -> list[str]:
+    """Kinds of draft that are published for a target."""
+    name = plain_model(model)
+    return list(dict.fromkeys(at.kind for at in _published() if at.model == name))
+
+
+def _published(of: belief.Fitted | None = None) -> list[Situation]:
+    """Situations that acceptance was published in."""
+    return (of or belief.fitted_belief()).situations
+
+
+def assumed(question: Question) -> Assumed:
+    """The belief about a question."""
+    in_any_format = question._replace(is_other_format=False)
+    named, mean, covariance = _published_logits(in_any_format)
+    level, deep, far = mean
+    trend = (deep - level) / DEPTH_STEP
+    depths = np.log(np.arange(1, POSITIONS + 1)) - REFERENCE_DEPTH
+    rates = np.clip(_logistic(level + trend * depths), LEAST_RATE, MOST_RATE)
+    law = _law(question, rates, trend, far)
+    variance = covariance[0, 0] + (
+        OTHER_FORMAT_DEVIATION**2 if question.is_other_format else 0.0
+    )
+    of_growth = covariance[0, 0] + covariance[2, 2] - 2.0 * covariance[0, 2]
+    of_trend = covariance[0, 0] + covariance[1, 1] - 2.0 * covariance[0, 1]
+    factor = float(log_deviation(_logistic(level)))
+    return Assumed(
+        law=law,
+        error=LawError(
+            log_rejection=factor * math.sqrt(variance),
+            context_exponent=factor * math.sqrt(max(of_growth, 0.0)) / math.log(FAR)
+            if law.context_exponent > 0.0
+            else 0.0,
+            depth=DEPTH_SHARE * factor * math.sqrt(max(of_trend, 0.0)) / DEPTH_STEP,
+        ),
+        origin=_origin(question, named),
+        checkpoint=_most_measured(named),
+    )
+
+
+class Logits(NamedTuple):
+    """The belief about a question's logits: at the usual depth, a larger one, a far context."""
+
+    named: list[str]
+    mean: Array
+    covariance: Array
+
+
+def _logits(question: Question) -> Logits:
+    """The belief about one question by itself."""
+    named = _named(question)
+    points = [point for draft in named for point in _points(question, draft)]
+    normal = belief.believed(points, question.fitted)
+    return Logits(named, *_mixed(normal.mean, normal.covariance, len(named)))
+
+
+def _published_logits(question: Question) -> Logits:
+    if question.task in TEXTS:
+        return _of_texts(question._replace(task=""))[question.task]
+    return _logits(question)
+
+
+TEXTS = ("", *TASKS)
+
+
+@lru_cache(maxsize=512)
+def _of_texts(question: Question) -> dict[str, Logits]:
+    """The beliefs about a question on each class of text, and on any. They are of the same drafts,
+    so that all together cost little more than one; each is what it would be alone."""
+    named = _named(question)
+    points = []
+    for task in TEXTS:
+        on_text = question._replace(task=task)
+        points += [point for draft in named for point in _points(on_text, draft)]
+    normal = belief.believed(points, question.fitted)
+    logits = {}
+    size = len(points) // len(TEXTS)
+    for number, task in enumerate(TEXTS):
+        own = slice(number * size, (number + 1) * size)
+        mean, covariance = _mixed(
+            normal.mean[own], normal.covariance[own, own], len(named)
+        )
+        logits[task] = Logits(named, mean, covariance)
+    return logits
+
+
+def joint_levels(questions: Sequence[Question]) -> tuple[Array, Array]:
+    """Means and covariance of the logits of several questions' rates at the usual depth, together:
+    drafts that are asked about on one text and model have much in common."""
+    points: list[Point] = []
+    shares = []
+    for number, question in enumerate(questions):
+        named = _named(question)
+        points += [_points(question, draft)[0] for draft in named]
+        shares += [(number, 1.0 / len(named))] * len(named)
+    normal = belief.believed(points, questions[0].fitted)
+    mixing = np.zeros((len(questions), len(points)))
+    for place, (number, share) in enumerate(shares):
+        mixing[number, place] = share
+    mean = mixing @ normal.mean
+    covariance = mixing @ normal.covariance @ mixing.T
+    owner = np.array([number for number, _ in shares])
+    between = mixing @ (normal.covariance.diagonal() + (normal.mean - mean[owner]) ** 2)
+    covariance[np.diag_indices_from(covariance)] = between
+    return mean, covariance
+
+
+def _named(question: Question) -> list[str]:
+    """Plain names of the drafts that a question may be about; [""] where none is published."""
+    known = known_checkpoints(question.model, question.kind, question.fitted)
+    if question.draft:
+        wanted = plain(question.draft)
+        return [
+            name for name in known if wanted in name or (name and name in wanted)
+        ] or [wanted]
+    return known or [""]
+
+
+def _points(question: Question, draft: str) -> list[Point]:
+    """The usual depth and a larger one at the question's context, and the usual one at a far
+    context."""
+    at = Situation(
+        kind=question.kind,
+        model=plain_model(question.model),
+        draft=draft,
+        maker=_maker_of(question, draft),
+        task=f"{YOUR_TEXT}{question.task}",
+        source=YOUR_TEXT.strip(),
+        task_class=question.task,
+        temperature=question.temperature,
+        context=_anchor(question),
+        window=question.window,
+        trained_len=question.trained_len,
+        budget=question.budget,
+        target_billions=question.billions,
+    )
+    far = msgspec.structs.replace(at, context=_far(question))
+    return [Point(at, 0.0), Point(at, DEPTH_STEP), Point(far, 0.0)]
+
+
+def _maker_of(question: Question, draft: str) -> str:
+    """Who made a draft: as published, else as its name and kind tell."""
+    known = _makers().get((draft, question.kind)) if draft else None
+    return maker_of(draft, question.kind) if known is None else known
+
+
+@cache
+def _makers() -> dict[tuple[str, str], str]:
+    """Who made each published draft, by its name and kind."""
+    makers: dict[tuple[str, str], str] = {}
+    for at in _published():
+        makers.setdefault((at.draft, at.kind), at.maker)
+    return makers
+
+
+def _anchor(question: Question) -> float:
+    """The context whose rates a law is anchored at, so that a plan at any context has one law: the
+    longest that acceptance does not hang on. Look-ups have none."""
+    group = Situation(kind=question.kind).group
+    if group in HEAD_GROUPS:
+        return question.trained_len or TRAINED_LEN
+    if group == "lookup":
+        return question.context
+    return belief.CONTEXT_START.get(group, 4096.0)
+
+
+def _far(question: Question) -> float:
+    return _anchor(question) * FAR
+
+
+def _mixed(mean: Array, covariance: Array, num_drafts: int) -> tuple[Array, Array]:
+    """Mean and covariance of three logits, of one of several drafts that are as likely."""
+    each = mean.reshape(num_drafts, 3)
+    own = np.stack(
+        [covariance[3 * n : 3 * n + 3, 3 * n : 3 * n + 3] for n in range(num_drafts)]
+    )
+    middle = each.mean(axis=0)
+    between = (each - middle).T @ (each - middle) / num_drafts
+    return middle, own.mean(axis=0) + between
+
+
+def _law(question: Question, rates: Array, trend: float, far: float) -> Law:
+    """The law with these rates by position at the question's context, and the logit `far` of the
+    usual depth at a far one."""
+    far_rate = float(
+        np.clip(_logistic(far - trend * REFERENCE_DEPTH), LEAST_RATE, MOST_RATE)
+    )
+    group = Situation(kind=question.kind).group
+    if group == "lookup":
+        start = 0.0
+    else:
+        start = _anchor(question)
+    growth = math.log((1.0 - far_rate) / (1.0 - float(rates[0])))
+    return Law(
+        rejection=1.0 - float(rates[0]),
+        by_position=[round(float(rate), 5) for rate in rates],
+        context_exponent=min(max(growth / math.log(FAR), 0.0), 2.0) if start else 0.0,
+        reference_context=_anchor(question),
+        flat_below=start,
+        flat_beyond=LARGEST if question.window is None else max(question.window, start),
+    )
+
+
+def _logistic(logit: Array | float) -> Array:
+    return np.asarray(1.0 / (1.0 + np.exp(-np.asarray(logit))))
+
+
+def _origin(question: Question, named: Sequence[str]) -> str:
+    """The source of a belief, in few words."""
+    own = _published_of(question, named)
+    if not own:
+        return _assumed_from(question.kind)
+    drafts = {at.draft for at in own}
+    if Situation(kind=question.kind).group in ("lookup", "self", "model"):
+        which = "this model"
+    elif len(drafts) == 1:
+        which = "this head"
+    else:
+        which = f"{len(drafts)} heads of this model"
+    on_task = question.task and any(at.task_class == question.task for at in own)
+    if on_task:
+        return f"published for {which} and such text"
+    classes = list(dict.fromkeys(_text_of(at) for at in own))
+    return f"published for {which} on {', '.join(classes[:MOST_CLASSES])}"
+
+
+def _text_of(at: Situation) -> str:
+    """A class of text in words."""
+    if at.task_class == OTHER_CLASS:
+        return "text of other kinds"
+    return at.task_class
+
+
+def _published_of(question: Question, named: Sequence[str]) -> list[Situation]:
+    """The published situations of the question's model and draft."""
+    model = plain_model(question.model)
+    own = []
+    for at in _published(question.fitted):
+        if at.model == model and at.kind == question.kind and at.draft in named:
+            own.append(at)
+    return own
+
+
+SHAPES = {"streamingllm": "streamingllm", "snapkv": "snapkv", "topk": "snapkv"}
+"""Method whose published law gives the growth with budget and context of a sparse self-draft."""
+
+SHAPE_MODEL = "llama-3.1-8b"
+
+USUAL_GAMMA = 4
+
+NUM_TRIED = 200
+
+YOURS = "measured (yours)"
+
+MOST_LEVEL = 30.0
+"""Largest logit of a first rate that is looked for."""
+
+ENOUGH_SLOPES = 10
+"""Checkpoints whose slopes are taken as those of a group."""
+
+MEDIAN_TO_DEVIATION = 1.4826
+"""Standard deviation of a normal variable over its median absolute deviation."""
+
+OFF_THE_LINE = 0.1
+"""Standard deviation of a position's logit from a line over ln(position)."""
+
+
+@lru_cache(maxsize=1024)
+def profile_of(question: Question, *, draft: str, method: str) -> BelievedProfile:
+    """The belief about a question as a profile of the draft that plans call `draft`."""
+    found = assumed(question)
+    law = found.law
+    error = found.error
+    if question.kind in SHAPES:
+        shape = default_profile(SHAPE_MODEL, SHAPES[question.kind])
+        if shape is not None:
+            budget = question.budget or belief.USUAL_BUDGET
+            rate = _first_rate(shape.law, found.law)
+            shaped = shape.at_rate(rate, budget=budget, context=_anchor(question))
+            law = shaped.law
+            error = msgspec.structs.replace(
+                shaped.error, log_rejection=found.error.log_rejection
+            )
+    return BelievedProfile(
+        model=question.model,
+        draft=draft,
+        draft_method=method,
+        checkpoint=found.checkpoint,
+        dataset=question.task,
+        definition="belief from published rates",
+        source=found.origin,
+        law=law,
+        error=error,
+        measured_gamma=DEEPEST[Situation(kind=question.kind).group],
+    )
+
+
+def _first_rate(shape: Law, believed: Law) -> float:
+    """Rate of position 1 with which a law by position gives as many tokens per step as a belief."""
+    gamma = USUAL_GAMMA
+    rates = np.array(believed.by_position[:gamma])
+    wanted = expected_tokens_per_step(rates, len(rates))
+    tried = np.linspace(LEAST_RATE, MOST_RATE, NUM_TRIED)
+    tokens = expected_tokens_per_step(shape.rates_after(tried, gamma), gamma)
+    return float(np.interp(wanted, tokens, tried))
+
+
+def completed(profile: P, question: Question, *, num_given: int = 0) -> P:
+    """A user's profile with what the belief says of the positions that it does not know, given those
+    that it does. `num_given` positions of given rates are known, and the last rate is taken to hold
+    for all further ones.
+
+    A measurement is of the user's own text, so that the task that a plan asks about changes nothing.
+    """
+    known = profile.known_rates(context=question.context, num_given=num_given)
+    if known is None:
+        return profile
+    position = len(known.rates)
+    slope, error = _slope(
+        _depths(position), logit(known.rates), known.variance, question
+    )
+    if known.is_last_kept:
+        # what the belief says of deeper positions is then only how far that may be wrong
+        beyond = Beyond(position=position, error=math.hypot(slope, error))
+    else:
+        beyond = Beyond(position=position, slope=slope, error=error)
+    return msgspec.structs.replace(profile, beyond=beyond)
+
+
+def of_length(tokens: float, gamma: int, question: Question) -> RateProfile:
+    """The profile of a draft that makes this many tokens per step at one gamma: rates that fall or
+    rise by position as is believed of the draft, and give that length."""
+    ends = {1.0: 0.0, gamma + 1.0: 1.0}
+    if tokens in ends:
+        flat = constant_profile(ends[tokens])
+        return completed(flat, question, num_given=gamma)
+    constant = belief.constant_rate_logit(tokens, gamma)
+    depth = belief.mean_depth(constant, gamma)
+    slope, error = _slope(
+        np.array([depth]), np.array([constant]), np.zeros(1), question
+    )
+    log_positions = np.log(np.arange(1, gamma + 1))
+
+    def rates_at(level: float) -> Array:
+        return from_logit(level + slope * log_positions)
+
+    low = -MOST_LEVEL
+    high = MOST_LEVEL
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        if float(expected_tokens_per_step(rates_at(middle), gamma)) < tokens:
+            low = middle
+        else:
+            high = middle
+    given = constant_profile(rates_at((low + high) / 2.0).tolist())
+    return msgspec.structs.replace(
+        given, beyond=Beyond(position=gamma, slope=slope, error=error)
+    )
+
+
+def _slope(
+    depths: Array, logits: Array, variance: Array, question: Question
+) -> tuple[float, float]:
+    """The change of the rate's logit per ln(position), and its deviation, of a draft whose rates at
+    some depths have these logits, with this variance: as published of such drafts, and as the rates
+    themselves tell where there are several."""
+    slope, error = _believed_slope(question)
+    weights = 1.0 / (variance + OFF_THE_LINE**2)
+    seen = np.clip(logits, belief.LEAST_LOGIT, belief.MOST_LOGIT)
+    away = depths - np.average(depths, weights=weights)
+    told = float(weights @ away**2)
+    precision = 1.0 / error**2 + told
+    mean = (slope / error**2 + float(weights @ (away * seen))) / precision
+    return mean, 1.0 / math.sqrt(precision)
+
+
+def _believed_slope(question: Question) -> tuple[float, float]:
+    """The slope of a network's rates as its median and spread over published checkpoints whose rates
+    were counted by position, of all networks where too few of its kind were; of look-ups and self-drafts
+    as the belief has it."""
+    group = Situation(kind=question.kind).group
+    if group in ("lookup", "self"):
+        _, mean, covariance = _published_logits(question._replace(task=""))
+        change = np.array([-1.0, 1.0, 0.0]) / DEPTH_STEP
+        return float(change @ mean), math.sqrt(float(change @ covariance @ change))
+    by_group = belief.fitted_belief().coefficients.slopes
+    slopes = by_group.get(group, [])
+    if len(slopes) < ENOUGH_SLOPES:
+        slopes = []
+        for name, values in by_group.items():
+            if name not in ("lookup", "self"):
+                slopes += values
+    middle = float(np.median(slopes))
+    return middle, MEDIAN_TO_DEVIATION * float(
+        np.median(np.abs(np.array(slopes) - middle))
+    )
+
+
+def _depths(num_positions: int) -> Array:
+    return np.asarray(np.log(np.arange(1, num_positions + 1)) - REFERENCE_DEPTH)
+
+
+def yours(profile: AcceptanceProfile, question: Question) -> AcceptanceProfile:
+    """A profile that a user gives, completed and named so."""
+    return msgspec.structs.replace(
+        completed(profile, question),
+        source=f"{YOURS}, {profile.source}",
+        dataset=profile.dataset or "your text",
+    )
+
+
+def profile_on(question: Question, *, draft: str, method: str) -> BelievedProfile:
+    """The belief about a question whose text may be a mixture ("chat=70,code=30")."""
+    shares = shares_of(question.task) if question.task else {}
+    if len(shares) < 2:
+        return profile_of(question, draft=draft, method=method)
+    questions = [question._replace(task=task) for task in shares]
+    profiles = [profile_of(each, draft=draft, method=method) for each in questions]
+    rates = [_rates_at(profile, question) for profile in profiles]
+    weights, tokens = _weights_of_texts(np.array(list(shares.values())), rates)
+    mixed = _rates_of_mixture(weights, rates)
+    gains = weights * (tokens - 1.0)
+    correlation = _correlation_of_texts(questions)
+    error = _error_of_mixture(
+        [each.error for each in profiles], gains / gains.sum(), correlation
+    )
+    lead = profiles[int(np.argmax(list(shares.values())))]
+    # at the question's context, from where the law goes on as the lead's does
+    budget = question.budget or USUAL_BUDGET
+    law = lead.at_rate(float(mixed[0]), budget=budget, context=question.context).law
+    if law.by_position:
+        by_position = [round(float(rate), 5) for rate in mixed]
+        law = msgspec.structs.replace(law, by_position=by_position)
+    return msgspec.structs.replace(
+        lead,
+        law=law,
+        error=error,
+        dataset=question.task,
+        source=f"{lead.source} (mixture by shares of tokens)",
+    )
+
+
+def _rates_at(profile: BelievedProfile, question: Question) -> Array:
+    """Conditional rates by position, at the question's context."""
+    return profile.law.conditional_rates(
+        budget=question.budget, context=question.context, gamma_max=POSITIONS
+    )
+
+
+def _weights_of_texts(shares: Array, rates: list[Array]) -> tuple[Array, Array]:
+    """Shares of the sequences in a batch by text, and the tokens per step of each."""
+    tokens = np.array(
+        [float(expected_tokens_per_step(each, USUAL_GAMMA)) for each in rates]
+    )
+    slots = shares / tokens
+    return slots / slots.sum(), tokens
+
+
+def _rates_of_mixture(weights: Array, rates: list[Array]) -> Array:
+    """Conditional rates of a batch with these shares of sequences."""
+    survivors = weights @ np.cumprod(np.stack(rates), axis=-1)
+    before = np.concatenate([[1.0], survivors[:-1]])
+    mixed: Array = survivors / np.maximum(before, 1e-12)
+    return mixed
+
+
+def _correlation_of_texts(questions: list[Question]) -> Array:
+    """Correlation of what is believed of the texts."""
+    _, covariance = joint_levels(questions)
+    deviation = np.sqrt(covariance.diagonal())
+    correlation: Array = covariance / np.outer(deviation, deviation)
+    return correlation
+
+
+def _error_of_mixture(
+    errors: list[LawError], parts: Array, correlation: Array
+) -> LawError:
+    """The mixture's error, of texts with these parts of the accepted drafts."""
+    combined = {}
+    for name in LawError.__struct_fields__:
+        each = parts * np.array([getattr(error, name) for error in errors])
+        combined[name] = float(np.sqrt(max(each @ correlation @ each, 0.0)))
+    return LawError(**combined)

@@ -27,6 +27,9 @@ the tokens of t steps are taken as normal.
 
     efficiency = (gen_len / E[max_j n_j]) / expected_tokens_per_step      P(n_j ≤ t) = Φ((t·μ − gen_len + ½)/√(t·v))
 
+Tokens per step that are not known lie between 1 and γ + 1, so the share of γ drafts that is accepted
+is taken as normal on the logit; its middle and its error at the middle are a profile's.
+
 Ignored: the content of the block, that rates after a rejection differ from those after a full
 block, drafts that get worse over their own tokens in runs, correlation between the steps of a
 sequence beyond its rate.
@@ -46,18 +49,26 @@ from magicdec.errors import ConfigError
 from magicdec.specs import MAX_GAMMA
 
 MAX_POSITIONS = 64
+
 LARGEST = 1e15
+
 SATURATION = 8
+
 LONGEST = 1024
 """Tokens of a run at most; with 64 the tokens per step differ by 1 %."""
+
 PRIOR = (math.log(10.0), 2.0)
 """Prior mean and standard deviation of log k. Rates at one or two positions hardly tell it."""
+
 SHAPE_ERROR = 0.3
 """Standard deviation of log(E(gamma) / E(counted gamma)), as a share of it: runs are not quite
 beta-geometric.
 """
+
 STEP = 1e-4
+
 NUM_NODES = 240
+
 MAX_STEPS_EVALUATED = 2048
 
 
@@ -363,6 +374,7 @@ def sequence_rates(mean: float, spread: float) -> tuple[Array, Array]:
 HALF_ERFC = np.frompyfunc(
     lambda sigmas: 0.5 * math.erfc(-sigmas / math.sqrt(2.0)), 1, 1
 )
+
 CERTAIN_SIGMAS = 9.0
 """Beyond these, a normal distribution's tail holds less than 1e-18."""
 
@@ -423,3 +435,93 @@ def static_batch_efficiency(
         all_finished = np.clip(finished, 0.0, 1.0) ** batch_size
         slowest += stride * float(np.sum(1.0 - all_finished))
     return min(1.0, gen_len / (expected * slowest))
+
+
+INSIDE = 1e-9
+
+
+class Beyond(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How rates go on beyond the positions that are known."""
+
+    position: int
+    """The last known position."""
+    slope: float = 0.0
+    """Change of the rate's logit per unit of ln(position)."""
+    error: float = 0.0
+    """Standard deviation of the slope."""
+
+    def octaves(self, gamma_max: int) -> Array:
+        """ln(i / position) of positions i = 1..gamma_max, 0 up to the last known one."""
+        positions = np.arange(1, gamma_max + 1, dtype=np.float64)
+        return np.log(np.maximum(positions / self.position, 1.0))
+
+    def continued(self, rates: Array, variance: Array) -> tuple[Array, Array]:
+        """Rates by position on a last axis and the deviation of log(−log rate), from rates that are
+        taken as those of the last known position, and the variance without the slope's."""
+        octaves = self.octaves(rates.shape[-1])
+        if self.slope:
+            rates = from_logit(logit(rates) + self.slope * octaves)
+        of_slope = self.error * octaves * log_deviation(rates)
+        return rates, np.sqrt(variance + of_slope**2)
+
+
+def clipped_rate(rates: Any) -> Array:
+    """Rates, kept so far from 0 and 1 that their logits are finite."""
+    return np.asarray(np.clip(rates, INSIDE, 1.0 - INSIDE))
+
+
+def logit(rate: Any) -> Array:
+    """ln(rate / (1 − rate))."""
+    inside = clipped_rate(rate)
+    return np.asarray(np.log(inside / (1.0 - inside)))
+
+
+def from_logit(value: Any) -> Array:
+    """The rate with this logit."""
+    return np.asarray(1.0 / (1.0 + np.exp(-np.asarray(value))))
+
+
+def log_deviation(rate: Any) -> Array:
+    """Standard deviation of log(−log rate) per standard deviation of the rate's logit."""
+    inside = np.clip(rate, 1e-12, 1.0 - 1e-12)
+    return np.asarray((1.0 - inside) / -np.log(inside))
+
+
+LEAST_SHARE = 1e-4
+"""Nearest to 0 and 1 that the accepted share of drafts is taken to lie, where it has an error."""
+
+MOST_LOGIT_ERROR = 3.0
+"""Most of one standard deviation of the accepted share's logit: the share may be anything then."""
+
+# numpy.polynomial.hermite_e.hermegauss(7), which takes a hundredth of a second to load
+FAR_NODES = (3.7504397177257425, 2.366759410734541, 1.1544053947399682)
+FAR_WEIGHTS = (0.0013743062164795505, 0.07709667658348317, 0.6018995488855944)
+NODES = np.array([*(-node for node in FAR_NODES), 0.0, *FAR_NODES[::-1]])
+WEIGHTS = np.array([*FAR_WEIGHTS, 1.145887211259886, *FAR_WEIGHTS[::-1]])
+"""Standard deviations and weights with which a mean over a normal variable is taken."""
+
+
+def tokens_at(sigmas: Any, middle: Any, gamma: Any, relative_error: Any) -> Array:
+    """Tokens per step this many standard deviations above their middle, where `relative_error` is
+    one of their relative deviation at it; the three last and `sigmas` broadcast."""
+    middle = np.asarray(middle, dtype=np.float64)
+    error = np.asarray(relative_error, dtype=np.float64)
+    most = np.maximum(np.asarray(gamma, dtype=np.float64), 1.0)
+    share = np.clip((middle - 1.0) / most, LEAST_SHARE, 1.0 - LEAST_SHARE)
+    growth = share * (1.0 - share) * most / middle
+    deviation = np.minimum(error / growth, MOST_LOGIT_ERROR)
+    odds = share / (1.0 - share) * np.exp(sigmas * deviation)
+    is_sure = (error <= 0.0) | (np.asarray(gamma) <= 0)
+    return np.asarray(np.where(is_sure, middle, 1.0 + most * odds / (1.0 + odds)))
+
+
+def mean_tokens(middle: Any, gamma: Any, relative_error: Any) -> Array:
+    """The harmonic mean of tokens per step that have this middle and relative error.
+
+    Users wait for tokens and pay for devices' time, so what is expected is the time per token,
+    step · E[1 / tokens]. The arithmetic mean would prefer the draft whose acceptance is known least.
+    """
+    steps: Array = np.zeros(())
+    for sigmas, weight in zip(NODES, WEIGHTS / WEIGHTS.sum(), strict=True):
+        steps = steps + weight / tokens_at(sigmas, middle, gamma, relative_error)
+    return 1.0 / steps

@@ -1,9 +1,22 @@
-"""Acceptance that was measured: counted by position, or published as a law fitted to figures."""
+"""Acceptance that was measured: counted by position, or published as a law fitted to figures.
+
+    posterior_i = (n · c_i + κ · m_i) / (n + κ)              rate of position i where it was counted
+    logit rate_i(b, S) = logit m_i(b, S) + Σ_cells w · (logit posterior_i − logit m_i)
+
+c_i is the counted rate of n trials (fewer where sequences differ), m_i the law's, b and S the draft's
+budget and context. The counts are beta-binomial: rates of cells scatter around the law's like a Beta
+variable of κ trials. κ follows from how much they scatter beyond their counting errors; where there
+are too few cells to tell, the law weighs one trial. So a law that holds smooths noisy cells, and one
+that does not is overruled. Weights w fall with the distance from a cell in logarithms of budget and
+context, squared, so that a cell's own rates are met there.
+
+Beyond the last counted position the logit goes on with `Beyond.slope` per ln(position).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -11,20 +24,24 @@ import numpy as np
 from magicdec.counts import Array, is_nothing, nothing_accepted
 from magicdec.errors import ConfigError
 from magicdec.naming import draft_name
-from magicdec.perfmodel.acceptance.counted import (
-    Beyond,
-    cells_of,
-    logit,
-    rates_near,
-)
 from magicdec.perfmodel.acceptance.fit import (
+    NUM_FREE,
     MeasuredRates,
     fit_law,
     held_out,
     measured_rates,
     measurements_from_rows,
 )
-from magicdec.perfmodel.acceptance.law import Runs, fit_runs
+from magicdec.perfmodel.acceptance.law import (
+    Beyond,
+    Law,
+    Runs,
+    clipped_rate,
+    fit_runs,
+    from_logit,
+    logit,
+    sanitize,
+)
 from magicdec.perfmodel.acceptance.profile import (
     AcceptanceProfile,
     KnownRates,
@@ -34,6 +51,113 @@ from magicdec.perfmodel.acceptance.profile import (
     with_shifts,
 )
 from magicdec.specs import LOOKUP_METHODS
+
+LEAST_TRIALS = 1.0
+"""Trials that the law counts for at least."""
+
+MOST_TRIALS = 1e9
+"""Trials that the law counts for where the counts do not contradict it."""
+
+NEAR = 1e-9
+"""Squared distance in log budget and log context below which a cell is met."""
+
+
+class Cell(NamedTuple):
+    """Counts of one budget and context beside the law."""
+
+    budget: float
+    context: float
+    shift: Array
+    """Logit of the posterior minus that of the law, by position."""
+    deviation: Array
+    """Standard deviation of log(−log rate), by position."""
+
+
+def cells_of(measured: Sequence[MeasuredRates], law: Law) -> list[Cell]:
+    """Each cell's posterior beside the law."""
+    weight = _trials_of_law(measured, law)
+    cells = []
+    for counted in measured:
+        rates = np.array(counted.rates)
+        trials = _effective_trials(counted)
+        of_law = _of_law(counted, law)
+        posterior = clipped_rate((trials * rates + weight * of_law) / (trials + weight))
+        variance = posterior * (1.0 - posterior) / (trials + weight + 1.0)
+        cells.append(
+            Cell(
+                budget=counted.budget,
+                context=counted.context,
+                shift=logit(posterior) - logit(of_law),
+                deviation=np.sqrt(variance) / (posterior * -np.log(posterior)),
+            )
+        )
+    return cells
+
+
+def rates_near(
+    cells: Sequence[Cell], of_law: Array, *, budget: Any, context: Any
+) -> tuple[Array, Array]:
+    """Rates by position at a budget and context, and the deviation of log(−log rate) that the counts
+    leave, from the law's rates there; positions are on the last axis."""
+    gamma_max = of_law.shape[-1]
+    weights = _weights(cells, budget=budget, context=context)
+    shifts = np.stack([_continued(cell.shift, gamma_max) for cell in cells])
+    deviations = np.stack([_continued(cell.deviation, gamma_max) for cell in cells])
+    rates = from_logit(logit(of_law) + weights @ shifts)
+    return rates, weights @ deviations
+
+
+def _continued(values: Array, length: int) -> Array:
+    """Values by position; those beyond the last are as the last."""
+    return np.asarray(values[np.minimum(np.arange(length), len(values) - 1)])
+
+
+def _weights(cells: Sequence[Cell], *, budget: Any, context: Any) -> Array:
+    """Weights of the cells on a last axis, behind broadcast(budget, context)."""
+    context = sanitize(context, 1.0)
+    budget = np.minimum(sanitize(budget, 1.0), context)
+    of_budget = np.log(budget[..., None] / [cell.budget for cell in cells])
+    of_context = np.log(context[..., None] / [cell.context for cell in cells])
+    near = 1.0 / np.maximum(of_budget**2 + of_context**2, NEAR)
+    return np.asarray(near / near.sum(axis=-1, keepdims=True))
+
+
+def _effective_trials(counted: MeasuredRates) -> Array:
+    """Independent trials that would have each rate's standard error."""
+    rates = np.array(counted.rates)
+    trials = np.array(counted.trials)
+    smooth = (rates * trials + 0.5) / (trials + 1.0)
+    stderr = np.maximum(counted.stderr, 1e-9)
+    return np.asarray(np.minimum(smooth * (1.0 - smooth) / stderr**2, trials))
+
+
+def _of_law(counted: MeasuredRates, law: Law) -> Array:
+    rates = law.conditional_rates(
+        budget=counted.budget, context=counted.context, gamma_max=len(counted.rates)
+    )
+    return clipped_rate(rates)
+
+
+def _trials_of_law(measured: Sequence[MeasuredRates], law: Law) -> float:
+    """κ: the trials that the law counts for, by the moments of the counts' scatter around it."""
+    scatter = 0.0
+    num_rates = 0
+    total_trials = 0.0
+    for counted in measured:
+        of_law = _of_law(counted, law)
+        trials = _effective_trials(counted)
+        missed = np.array(counted.rates) - of_law
+        scatter += float(np.sum(trials * missed**2 / (of_law * (1.0 - of_law))))
+        num_rates += len(of_law)
+        total_trials += float(trials.sum())
+    freedom = num_rates - NUM_FREE
+    if freedom <= 0:
+        return LEAST_TRIALS
+    # each rate's expected scatter is 1 + trials / (κ + 1)
+    excess = scatter * num_rates / freedom - num_rates
+    if excess <= 0.0:
+        return MOST_TRIALS
+    return min(max(total_trials / excess - 1.0, LEAST_TRIALS), MOST_TRIALS)
 
 
 class CountedProfile(AcceptanceProfile, frozen=True, kw_only=True):

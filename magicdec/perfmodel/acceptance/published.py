@@ -11,119 +11,84 @@ tokens per step are 1 + gamma * share.
 from __future__ import annotations
 
 import csv
+import gzip
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
-from magicdec.naming import METHODS
+from magicdec.perfmodel.acceptance.belief import (
+    DIRECTORY,
+    GROUP_OF,
+    OTHER_CLASS,
+    YOUR_TEXT,
+    Coefficients,
+    Fitted,
+    Observations,
+    Point,
+    Run,
+    Scales,
+    Situation,
+    constant_rate_logit,
+    feature_matrix,
+    fitted_belief,
+    fitted_from,
+    maker_of,
+    mean_depth,
+    places,
+    plain,
+    plain_model,
+    run_of,
+    shared_matrix,
+    shares_of,
+    widths_of,
+)
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    "eagle3": (),
-    "head": ("eagle1", "eagle2", "hass", "medusa", "hydra", "lstm"),
-    "mtp": (),
-    "block": ("dflash2", "dfly", "pard"),
-    "model": ("draft-model",),
-    "lookup": ("prompt-lookup", "lookahead", "rest", "recycling"),
-    "self": ("self-sparse", "self-quantised", "layer-skip", "longspec"),
-    "mixed": ("hybrid", "other-sam+eagle2"),
-}
-"""Kinds of draft whose acceptance is alike, besides the methods that plans have (`naming.METHODS`)."""
-GROUP_OF = {
-    **{name: method.group for name, method in METHODS.items() if name != "none"},
-    **{kind: group for group, kinds in GROUPS.items() for kind in kinds},
-}
 KIND_OF = {"eagle1": "eagle", "draft-model": "full"}
 """Kinds by the names that the rest of the program uses."""
+
 ASSUMED_GAMMA = {
     "eagle3": 3, "head": 5, "mtp": 3, "block": 7, "model": 8, "lookup": 10, "self": 4, "mixed": 8
 }  # fmt: skip
 """Gamma of a chain whose source does not say it."""
+
 ASSUMED_TREE_DEPTH = {"eagle3": 7}
+
 LEAST_SEEN = 0.02
 """Nearest to 0 and 1 that a published rate of a position is read."""
-OTHER_CLASS = "other"
+
 SAME_TASK = {
     "cnn": "cnndm", "summarization": "cnndm", "specbenchsummarization": "cnndm",
     "longbenchgovreport": "govreport", "codeeditblazedit": "blazedit",
 }  # fmt: skip
+
 CODE_EDITS = ("blazedit", "edit5kchar", "canitedit", "instructcoder")
 """Tasks that change a given file; tables class them as code."""
-MAKERS = (
-    ("specforge", "specforge"), ("spec for ge", "specforge"), ("angelslim", "angelslim"),
-    ("angelspec", "angelspec"), ("redhatai", "redhat"), ("nm-testing", "redhat"),
-    ("yuhuili", "eagle-authors"), ("deepseek-ai", "deepseek"), ("z-lab", "z-lab"),
-    ("modelopt", "modelopt"), ("aq-medai", "aq-medai"), ("amd/", "amd"), ("lmsys/", "lmsys"),
-    ("nebius", "nebius"), ("nvidia/", "nvidia"), ("swiss-ai", "swiss-ai"), ("built-in", "vendor"),
-    ("native", "vendor"), ("gemma4 assistant", "vendor"),
-)  # fmt: skip
-"""Makers of drafts by a sign in the draft's name."""
+
 BASELINES = (
     ("spec_bundle", ("specforge", "spec for ge"), ()), ("model-optimizer", ("modelopt",), ()),
     ("deepspec", (), ("dspark",)), ("angelspec", (), ("dfly",)), ("specextend", ("-",), ()),
     ("owl,", ("owl", "howl"), ()),
 )  # fmt: skip
 """Sources that compare drafts with their own: what their own one's name holds, or its kind."""
-VARIANTS = re.compile(
-    r"[-_. ](instruct|chat|it|fp8|nvfp4|int4|int8|w4a16|gguf|q4_k_s|iq1_kt|autoround|mixed|2507|hf|4bit|base)\b"
-)
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 ALL_STEPS = re.compile(r"all[- ]steps?[^=;]*=[^=;]*=\s*(\d+\.?\d*)", re.IGNORECASE)
+
 ROUGH = re.compile(
     r"one prompt|one query|single|8 prompts|smoke|log window|66 drafts|midpoint|mid\)|random",
     re.IGNORECASE,
 )
 """Signs that few texts, or no real ones, were counted."""
+
 NUMBER = re.compile(r"\s*~?(\d+\.?\d*)\s*(?:-\s*(\d+\.?\d*))?\s*([kK])?")
-
-
-class Situation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A draft on a text, as far as it is known: what an acceptance was measured in, or is asked of.
-
-    An empty name is unknown.
-    """
-
-    kind: str
-    model: str = ""
-    draft: str = ""
-    maker: str = ""
-    is_baseline: bool = False
-    """Whether its source compares it with a draft of its own."""
-    task: str = ""
-    task_class: str = ""
-    temperature: float | None = None
-    context: float | None = None
-    window: float | None = None
-    """Tokens of the draft's cache, where it is kept shorter than the context."""
-    has_trained_window: bool = False
-    trained_len: float | None = None
-    budget: float | None = None
-    """Cache slots that a sparse self-draft reads."""
-    target_billions: float | None = None
-    is_tree: bool = False
-    is_thinking: bool = False
-    counts_drafted: bool = False
-    """Whether only steps with a draft are counted."""
-    source: str = ""
-
-    @property
-    def group(self) -> str:
-        return GROUP_OF.get(self.kind, "self")
-
-    @property
-    def checkpoint(self) -> str:
-        return f"{self.model}|{self.kind}|{self.draft}"
-
-    def is_from(self, source: str) -> bool:
-        """Whether a source published it: one that names a repository by that, without the place and the
-        commit in it."""
-        repository = source.split(maxsplit=1)[0].split("@", maxsplit=1)[0]
-        if "/" not in repository:
-            return plain(source) == self.source
-        return plain(repository) in self.source
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -147,37 +112,9 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-def plain(name: str) -> str:
-    """A name without case and punctuation."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def plain_model(name: str) -> str:
-    """A target's name without its organisation, format and tuning: sources differ in those."""
-    bare = re.sub(r"\(.*?\)", "", name.rsplit("/", maxsplit=1)[-1].lower())
-    return plain(VARIANTS.sub("", bare)) or plain(name)
-
-
 def plain_task(name: str) -> str:
     bare = plain(re.sub(r"\(.*?\)", "", name))
     return SAME_TASK.get(bare, bare)
-
-
-def maker_of(draft: str, kind: str) -> str:
-    """Who made a draft, from its name; "" where that does not say."""
-    lower = draft.lower()
-    for sign, maker in MAKERS:
-        if sign in lower:
-            return maker
-    if kind == "mtp":
-        return "vendor"
-    if kind.startswith("eagle") and re.fullmatch(r"eagle-?[23]?( .*)?", lower):
-        return "eagle-authors"
-    if GROUP_OF.get(kind) == "lookup":
-        return kind
-    if "/" in lower:
-        return lower.split("/")[0]
-    return ""
 
 
 def is_baseline(draft: str, kind: str, source: str) -> bool:
@@ -211,6 +148,19 @@ def read_rates(path: str | Path) -> list[Rate]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     return [rate for rate in rates if rate is not None]
+
+
+def hub_ids() -> dict[str, tuple[str, int]]:
+    """Hub ids of published drafts by their plain names, with the rows of each in the tables."""
+    rows: Counter[str] = Counter()
+    for path in (BELIEF_RATES, FURTHER_RATES):
+        rows.update(line["draft_name"] for line in read_lines(path))
+    ids: dict[str, tuple[str, int]] = {}
+    for name, num_rows in rows.items():
+        if HUB_ID.fullmatch(name):
+            first, known = ids.get(plain(name), (name, 0))
+            ids[plain(name)] = (first, known + num_rows)
+    return ids
 
 
 def published_slopes(path: str | Path) -> dict[str, list[float]]:
@@ -415,3 +365,233 @@ def same_rate(rate: Rate) -> tuple[object, ...]:
 def distinct(rates: Sequence[Rate]) -> list[Rate]:
     """The rows without repetitions."""
     return list({same_rate(rate): rate for rate in reversed(rates)}.values())[::-1]
+
+
+BELIEF_RATES = DIRECTORY / "rates.csv"
+
+FURTHER_RATES = DIRECTORY / "further.csv"
+"""Rates that only their own checkpoints are believed from: with them in what all share, models left
+out are predicted worse (results/LOG.md)."""
+
+
+def point_of(rate: Rate) -> tuple[Point, float]:
+    """A published rate as a point and the logit that it shows."""
+    logit = constant_rate_logit(rate.tokens, rate.gamma)
+    if rate.is_gamma_assumed:
+        depth = 0.0
+    else:
+        depth = mean_depth(logit, rate.gamma)
+    return Point(rate.situation, depth, rate.is_gamma_assumed), logit
+
+
+SELF_NOISE = 0.6
+"""Noise, in logits, of rows of self-drafts: small samples, or read from speedups and figures."""
+
+
+class Evidence(Observations, frozen=True, kw_only=True):
+    """Published rates as observations."""
+
+    usual_variance: Array
+    """Variance of the noise before the rows' weights."""
+
+    @classmethod
+    def of(
+        cls, rates: Sequence[Rate], scales: Scales, weights: Array | None = None
+    ) -> Evidence:
+        read = [point_of(rate) for rate in rates]
+        rough = np.array([rate.is_rough for rate in rates], dtype=np.float64)
+        is_self = np.array(
+            [rate.situation.group == "self" for rate in rates], dtype=np.float64
+        )
+        usual = scales.noise**2 + scales.rough**2 * rough + SELF_NOISE**2 * is_self
+        return cls(
+            points=[point for point, _ in read],
+            logits=np.array([logit for _, logit in read], dtype=np.float64),
+            variance=usual if weights is None else usual / weights,
+            usual_variance=usual,
+        )
+
+
+def prior_covariance(
+    left: Sequence[Point], right: Sequence[Point], scales: Scales
+) -> Array:
+    """Prior covariance of the logits at two sets of points, of all features and levels."""
+    shares = shares_of([*left, *right], scales)
+    of_left = shares.at(slice(len(left)))
+    levels = of_left.covariance(shares.at(slice(len(left), None)))
+    return feature_matrix(left) @ feature_matrix(right).T + levels
+
+
+def given(
+    evidence: Evidence,
+    groups: Sequence[str],
+    name: str,
+    scales: Scales,
+    whole: Array | None = None,
+) -> tuple[Array, Array]:
+    """Mean and standard deviation of the logit of each row of a group, its noise with it, given the
+    rows of all other groups: exact, all levels at once. What is left out lends no weight to its own
+    levels."""
+    if whole is None:
+        whole = noisy_covariance(evidence, scales)
+    is_out = np.array(groups) == name
+    out = np.flatnonzero(is_out)
+    kept = np.flatnonzero(~is_out)
+    points = [evidence.points[row] for row in out]
+    gain, variance = _conditioned(whole, kept, whole[np.ix_(kept, out)], points, scales)
+    variance = variance + evidence.usual_variance[out]
+    deviation = widths_of(points) * np.sqrt(np.maximum(variance, 1e-6))
+    return gain.T @ evidence.logits[kept], deviation
+
+
+def _conditioned(
+    whole: Array,
+    kept: npt.NDArray[np.int64],
+    cross: Array,
+    points: Sequence[Point],
+    scales: Scales,
+) -> tuple[Array, Array]:
+    """Gains and variances of logits at some points given the kept rows, of which `whole` is the noisy
+    covariance and `cross` that with the points, [kept, points]."""
+    gain = np.asarray(np.linalg.solve(whole[np.ix_(kept, kept)], cross), np.float64)
+    unweighted = msgspec.structs.replace(scales, weights={})
+    own = np.diag(prior_covariance(points, points, unweighted))
+    return gain, own - np.einsum("ij,ij->j", cross, gain)
+
+
+def texts_left_out(
+    evidence: Evidence, scales: Scales, num_asked: int
+) -> tuple[Array, Array]:
+    """The first rows, each asked about as a user's own text is, given those of other texts and other
+    sources: mean and standard deviation of their logits, 0 of the other rows."""
+    whole = noisy_covariance(evidence, scales)
+    situations = [point.situation for point in evidence.points]
+    texts = np.array([at.task for at in situations])
+    sources = np.array([at.source for at in situations])
+    mean = np.zeros(len(texts))
+    deviation = np.zeros(len(texts))
+    asked = range(num_asked)
+    for text, source in dict.fromkeys((texts[row], sources[row]) for row in asked):
+        rows = [row for row in asked if (texts[row], sources[row]) == (text, source)]
+        kept = np.flatnonzero((texts != text) & (sources != source))
+        points = [_of_own_text(evidence.points[row]) for row in rows]
+        cross = prior_covariance([evidence.points[row] for row in kept], points, scales)
+        gain, variance = _conditioned(whole, kept, cross, points, scales)
+        variance = variance + evidence.usual_variance[rows]
+        mean[rows] = gain.T @ evidence.logits[kept]
+        deviation[rows] = widths_of(points) * np.sqrt(np.maximum(variance, 1e-6))
+    return mean, deviation
+
+
+def _of_own_text(point: Point) -> Point:
+    """The point as a user asks it, whose text of that class nobody has published."""
+    at = point.situation
+    own = msgspec.structs.replace(
+        at, task=f"{YOUR_TEXT}{at.task_class}", source=YOUR_TEXT.strip()
+    )
+    return point._replace(situation=own)
+
+
+def noisy_covariance(evidence: Evidence, scales: Scales) -> Array:
+    """Covariance of the rows' logits, noise with it."""
+    whole = prior_covariance(evidence.points, evidence.points, scales)
+    whole[np.diag_indices_from(whole)] += evidence.variance
+    return whole
+
+
+def rates_left_out(
+    evidence: Evidence, groups: Sequence[str], scales: Scales, *, kept: str = ""
+) -> tuple[Array, Array]:
+    """Each group's rows given the others': mean and standard deviation of their logits. Rows of the
+    group `kept` are given to all others, and have 0 of both.
+    """
+    whole = noisy_covariance(evidence, scales)
+    names = np.array(groups)
+    mean = np.zeros(len(names))
+    deviation = np.zeros(len(names))
+    for name in np.unique(names[names != kept]):
+        rows = names == name
+        mean[rows], deviation[rows] = given(evidence, groups, str(name), scales, whole)
+    return mean, deviation
+
+
+def posterior(
+    rates: Sequence[Rate],
+    row_weights: Array,
+    shared: dict[str, list[str]],
+    scales: Scales,
+    further: Sequence[Rate] = (),
+) -> Coefficients:
+    """Coefficients given rates: what checkpoints have alone is integrated out. `further` rates are
+    only kept as runs of their checkpoints."""
+    evidence = Evidence.of(rates, scales, row_weights)
+    shares = shares_of(evidence.points, scales)
+    matrix = shared_matrix(evidence.points, shares, places(shared))
+    outside = {name: frozenset(keys) for name, keys in shared.items()}
+    # what is left are the checkpoints' own levels, and values of the others that are not shared
+    own = shares.outside(outside)
+    alone = own.covariance(own)
+    alone[np.diag_indices_from(alone)] += evidence.variance
+    weighted = np.linalg.solve(alone, np.column_stack([matrix, evidence.logits]))
+    precision = np.eye(matrix.shape[1]) + matrix.T @ weighted[:, :-1]
+    covariance = np.linalg.inv(precision)
+    mean = covariance @ (matrix.T @ weighted[:, -1])
+    lower = covariance[np.tril_indices_from(covariance)].astype(np.float16)
+    return Coefficients(
+        scales=scales,
+        shared=shared,
+        mean=[round(value, 5) for value in mean.tolist()],
+        covariance=lower.tobytes(),
+        runs=[*_runs(evidence), *_runs(Evidence.of(further, scales))],
+        row_weights=[round(value, 3) for value in row_weights.tolist()],
+        checkpoints=hub_ids(),
+        slopes=published_slopes(BELIEF_RATES),
+    )
+
+
+def _runs(evidence: Evidence) -> list[Run]:
+    """Rows of one run as their mean, weighted by their noise."""
+    members: dict[str, list[int]] = {}
+    for row, point in enumerate(evidence.points):
+        members.setdefault(run_of(point.situation), []).append(row)
+    runs = []
+    for rows in members.values():
+        precision = 1.0 / evidence.variance[rows]
+        total = float(precision.sum())
+        depths = np.array([evidence.points[row].depth for row in rows])
+        runs.append(
+            Run(
+                situation=evidence.points[rows[0]].situation,
+                logit=round(float(precision @ evidence.logits[rows]) / total, 4),
+                depth=round(float(precision @ depths) / total, 4),
+                variance=round(1.0 / total, 5),
+                is_gamma_assumed=evidence.points[rows[0]].is_gamma_assumed,
+            )
+        )
+    return runs
+
+
+@lru_cache(maxsize=2)
+def fitted_without(source: str) -> Fitted:
+    """The belief that would ship if a source had published nothing, by the shipped deviations: for
+    judging its own servers."""
+    shipped = fitted_belief()
+    coefficients = shipped.coefficients
+    runs = [run for run in coefficients.runs if not run.situation.is_from(source)]
+    if len(runs) == len(coefficients.runs):
+        return shipped
+    rates = distinct(read_rates(BELIEF_RATES))
+    is_kept = np.array([not rate.situation.is_from(source) for rate in rates])
+    if not is_kept.all():
+        coefficients = posterior(
+            [rate for rate, kept in zip(rates, is_kept, strict=True) if kept],
+            np.array(coefficients.row_weights)[is_kept],
+            coefficients.shared,
+            coefficients.scales,
+        )
+    return fitted_from(msgspec.structs.replace(coefficients, runs=runs))
+
+
+def packed(coefficients: Coefficients) -> bytes:
+    """Coefficients as they are shipped."""
+    return gzip.compress(msgspec.json.encode(coefficients), mtime=0)

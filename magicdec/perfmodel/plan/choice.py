@@ -26,8 +26,8 @@ import numpy as np
 
 from magicdec.counts import Array
 from magicdec.perfmodel.acceptance import BelievedProfile
-from magicdec.perfmodel.acceptance.believed import BeliefByText
-from magicdec.perfmodel.acceptance.mixed import profile_on
+from magicdec.perfmodel.acceptance.believed import profile_on
+from magicdec.perfmodel.acceptance.profile import BeliefByText
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.plan.draws import Draws, draws_of
 from magicdec.perfmodel.plan.request import Case, DraftOption

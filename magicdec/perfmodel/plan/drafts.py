@@ -13,16 +13,16 @@ from magicdec.errors import ConfigError, unknown_choice
 from magicdec.naming import method_name
 from magicdec.perfmodel import acceptance as laws
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.acceptance.assumed import (
+from magicdec.perfmodel.acceptance.believed import (
     Question,
     completed,
     kinds_of,
     measured_checkpoint,
     of_length,
+    profile_on,
     yours,
 )
 from magicdec.perfmodel.acceptance.law import LARGEST
-from magicdec.perfmodel.acceptance.mixed import profile_on
 from magicdec.perfmodel.plan.request import DraftOption, PlanRequest
 from magicdec.perfmodel.plan.standing import (
     AskedDraft,

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.perfmodel.acceptance.assumed import joint_levels
+from magicdec.perfmodel.acceptance.believed import joint_levels
 from magicdec.perfmodel.intervals import (
     drawn_tokens,
     group_shares,

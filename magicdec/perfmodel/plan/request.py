@@ -13,7 +13,7 @@ from magicdec.errors import CapacityError, ConfigError
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
-from magicdec.perfmodel.acceptance.assumed import Question
+from magicdec.perfmodel.acceptance.believed import Question
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.kernels.profile import HardwareProfile, counted, load_hardware
 from magicdec.perfmodel.setup import Cached, Setup, precision_of

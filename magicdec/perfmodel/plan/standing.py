@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 
 from magicdec.errors import either
 from magicdec.naming import method_name
-from magicdec.perfmodel.acceptance.assumed import known_checkpoints
-from magicdec.perfmodel.acceptance.published import plain_model
+from magicdec.perfmodel.acceptance.belief import plain_model
+from magicdec.perfmodel.acceptance.believed import known_checkpoints
 from magicdec.specs import (
     HEAD_METHODS,
     PUBLISHED_HEADS,
