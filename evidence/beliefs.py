@@ -20,21 +20,23 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from magicdec.counts import Z_90, Array
-from magicdec.errors import ConfigError, unknown_choice
-from magicdec.perfmodel import (
+from evidence.published_rates import (
     BELIEF_RATES,
-    MOST_LOGIT,
     Evidence,
     Rate,
-    Situation,
-    constant_rate_logit,
     distinct,
-    fitted_belief,
     rates_left_out,
     read_rates,
     same_rate,
     texts_left_out,
+)
+from magicdec.counts import Z_90, Array
+from magicdec.errors import ConfigError, unknown_choice
+from magicdec.perfmodel import (
+    MOST_LOGIT,
+    Situation,
+    constant_rate_logit,
+    fitted_belief,
 )
 from magicdec.progress import Progress
 from magicdec.validate.rows import read_lines

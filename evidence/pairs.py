@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from evidence.lanes import JudgedFigure, Lanes, check_source
+from evidence.published_rates import fitted_without
 from evidence.trees import tree_groups, trees_over_chains
 from magicdec.errors import MagicdecError
 from magicdec.perfmodel import (
@@ -319,7 +320,7 @@ def believed_acceptance(row: PairRow, *, without: str = "") -> AcceptanceProfile
         task=task_of(row),
         context=row.prompt_len,
         budget=budget,
-        without=without,
+        published=fitted_without(without) if without else None,
     )
     if kind == "full":
         question = question._replace(draft=spec.draft)

@@ -29,10 +29,17 @@ import torch
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
+from evidence import published_rates
 from evidence.beliefs import summary_line, validation
+from evidence.published_rates import (
+    Evidence,
+    Rate,
+    distinct,
+    read_rates,
+)
 from magicdec.counts import Array
 from magicdec.files import write_atomic
-from magicdec.perfmodel.acceptance import belief, published
+from magicdec.perfmodel.acceptance import belief
 from magicdec.perfmodel.acceptance.belief import (
     HEAVY,
     LEVELS,
@@ -40,12 +47,6 @@ from magicdec.perfmodel.acceptance.belief import (
     Point,
     Scales,
     Situation,
-)
-from magicdec.perfmodel.acceptance.published import (
-    Evidence,
-    Rate,
-    distinct,
-    read_rates,
 )
 
 USUAL_SD = 0.2
@@ -113,7 +114,7 @@ def level_matches(points: Sequence[Point], level: Level) -> Any:
 
 
 def prepared(rates: Sequence[Rate]) -> Prepared:
-    read = [published.point_of(rate) for rate in rates]
+    read = [published_rates.point_of(rate) for rate in rates]
     points = [point for point, _ in read]
     matrix = belief.feature_matrix(points)
     is_slope = np.array([level.covariate != "one" for level in LEVELS])
@@ -339,11 +340,11 @@ def write(rates: Sequence[Rate], *, is_fitted: bool = False) -> None:
     else:
         found = fit_of(rates)
     row_weights = found.row_weights
-    further = distinct(read_rates(published.FURTHER_RATES))
-    coefficients = published.posterior(
+    further = distinct(read_rates(published_rates.FURTHER_RATES))
+    coefficients = published_rates.posterior(
         rates, row_weights, shared_levels(rates), found.scales, further
     )
-    text = published.packed(coefficients)
+    text = published_rates.packed(coefficients)
     write_atomic(belief.COEFFICIENTS, text)
     print(f"{belief.COEFFICIENTS.name}: {len(rates)} rows, {len(text)} bytes")
     for name, sd in found.scales.levels.items():
@@ -370,11 +371,11 @@ def check(rates: Sequence[Rate], folds: int) -> None:
         weights[~is_out] = fitted.row_weights
         evidence = Evidence.of(rates, fitted.scales, weights)
         groups = ["out" if out else f"kept {row}" for row, out in enumerate(is_out)]
-        mean[is_out], deviation[is_out] = published.given(
+        mean[is_out], deviation[is_out] = published_rates.given(
             evidence, groups, "out", fitted.scales
         )
         of_all = Evidence.of(rates, shipped.scales, np.array(shipped.row_weights))
-        known[is_out], sure[is_out] = published.given(
+        known[is_out], sure[is_out] = published_rates.given(
             of_all, groups, "out", shipped.scales
         )
     chosen = np.flatnonzero([rate.situation.group not in NOT_FITTED for rate in rates])
@@ -394,7 +395,7 @@ def main() -> None:
         "--is-fitted", action="store_true", help="keep the shipped deviations"
     )
     parser.add_argument(
-        "tables", nargs="*", type=Path, default=[published.BELIEF_RATES]
+        "tables", nargs="*", type=Path, default=[published_rates.BELIEF_RATES]
     )
     given = parser.parse_args()
     rates = distinct([rate for path in given.tables for rate in read_rates(path)])

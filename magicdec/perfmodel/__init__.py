@@ -49,16 +49,6 @@ if TYPE_CHECKING:
         sequence_rates,
     )
     from magicdec.perfmodel.acceptance.profile import law_of_rates
-    from magicdec.perfmodel.acceptance.published import (
-        BELIEF_RATES,
-        Evidence,
-        Rate,
-        distinct,
-        rates_left_out,
-        read_rates,
-        same_rate,
-        texts_left_out,
-    )
     from magicdec.perfmodel.acceptance.replayed import (
         LookupSetting,
         RangeOfSteps,

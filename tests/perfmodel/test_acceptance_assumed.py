@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections import Counter
 from typing import Any
 
 import msgspec
@@ -14,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicdec.perfmodel.acceptance import belief as beliefs
-from magicdec.perfmodel.acceptance import believed, published
+from magicdec.perfmodel.acceptance import believed
 from magicdec.perfmodel.acceptance.belief import Point, Situation, maker_of, plain
 from magicdec.perfmodel.acceptance.believed import Question, profile_on
 from magicdec.perfmodel.acceptance.fit import MeasuredRates
@@ -185,23 +183,6 @@ def test_a_mixture_is_no_less_known_than_what_it_is_of(kind: str) -> None:
 
 
 # Names
-
-
-def test_hub_ids_are_those_of_the_tables_with_their_rows() -> None:
-    counted: Counter[str] = Counter()
-    for path in (published.BELIEF_RATES, published.FURTHER_RATES):
-        with path.open(encoding="utf-8", newline="") as file:
-            names = [row["draft_name"] for row in csv.DictReader(file)]
-        ids = [name for name in names if name.count("/") == 1 and " " not in name]
-        counted.update(map(plain, ids))
-    found = beliefs.fitted_belief().coefficients.checkpoints
-    assert {name: rows for name, (_, rows) in found.items()} == dict(counted)
-    assert all(plain(name) == key for key, (name, _) in found.items())
-    drafts = believed.known_checkpoints("llama-3.1-8b", "eagle3")
-    most = max(counted.get(draft, 0) for draft in drafts)
-    named = believed.measured_checkpoint(KNOWN)
-    assert found[plain(named)] == (named, most)
-    assert believed.measured_checkpoint(Question("no such model", "eagle3", 8.0)) == ""
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp", "dflash", "ngram"])

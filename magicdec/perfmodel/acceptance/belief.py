@@ -102,14 +102,6 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def checkpoint(self) -> str:
         return f"{self.model}|{self.kind}|{self.draft}"
 
-    def is_from(self, source: str) -> bool:
-        """Whether a source published it: one that names a repository by that, without the place and the
-        commit in it."""
-        repository = source.split(maxsplit=1)[0].split("@", maxsplit=1)[0]
-        if "/" not in repository:
-            return plain(source) == self.source
-        return plain(repository) in self.source
-
 
 def plain(name: str) -> str:
     """A name without case and punctuation."""
@@ -554,8 +546,8 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
     rates are given by position, by group of drafts."""
 
 
-class Fitted(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Coefficients as arrays."""
+class Fitted(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
+    """Coefficients as arrays. One object is one belief, so that questions with it can be cached."""
 
     coefficients: Coefficients
     mean: Array

@@ -118,17 +118,12 @@ class Question(NamedTuple):
     trained_len: float | None = None
     window: float | None = None
     is_other_format: bool = False
-    without: str = ""
-    """Source whose published rates are not known: the one whose servers are judged."""
+    published: belief.Fitted | None = None
+    """The belief that answers; None: the shipped one."""
 
     @property
     def fitted(self) -> belief.Fitted:
-        """The belief that the published rates of all drafts give."""
-        if self.without:
-            from magicdec.perfmodel.acceptance.published import fitted_without
-
-            return fitted_without(self.without)
-        return belief.fitted_belief()
+        return self.published or belief.fitted_belief()
 
     @classmethod
     def about(

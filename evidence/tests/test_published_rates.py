@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import csv
+import itertools
 import math
+from collections import Counter
 from functools import cache
 
 import msgspec
 import numpy as np
 import pytest
 
-from magicdec.counts import Array
-from magicdec.perfmodel.acceptance import belief as beliefs
-from magicdec.perfmodel.acceptance import believed, published
-from magicdec.perfmodel.acceptance.belief import Point
-from magicdec.perfmodel.acceptance.published import (
+from evidence import published_rates
+from evidence.beliefs import TASK_GROUPS, validate_beliefs
+from evidence.published_rates import (
     Evidence,
     Rate,
     distinct,
     published_slopes,
     read_rates,
 )
+from magicdec.counts import Array
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.acceptance import belief as beliefs
+from magicdec.perfmodel.acceptance import believed
+from magicdec.perfmodel.acceptance.belief import Point, Situation, plain
+from magicdec.perfmodel.acceptance.believed import Question, known_checkpoints
 
 
 @cache
 def rows() -> list[Rate]:
-    return distinct(read_rates(published.BELIEF_RATES))
+    return distinct(read_rates(published_rates.BELIEF_RATES))
 
 
 @cache
@@ -37,16 +44,16 @@ def evidence() -> Evidence:
 def precision() -> Array:
     """Inverse of the covariance of all rows' logits."""
     scales = beliefs.fitted_belief().scales
-    return np.linalg.inv(published.noisy_covariance(evidence(), scales))
+    return np.linalg.inv(published_rates.noisy_covariance(evidence(), scales))
 
 
 def test_shipped_runs_are_the_tables() -> None:
     """Nothing of the table is read in another way than when the belief was fitted."""
     fitted = beliefs.fitted_belief()
-    further = distinct(read_rates(published.FURTHER_RATES))
+    further = distinct(read_rates(published_rates.FURTHER_RATES))
     expected = [
-        *published._runs(evidence()),
-        *published._runs(Evidence.of(further, fitted.scales)),
+        *published_rates._runs(evidence()),
+        *published_rates._runs(Evidence.of(further, fitted.scales)),
     ]
     assert fitted.coefficients.runs == expected
 
@@ -98,9 +105,9 @@ def test_what_is_shipped_predicts_new_drafts_as_all_rows_together_do() -> None:
     used = beliefs.feature_matrix(points).any(axis=0)
     assert list(np.array(list(beliefs.FEATURES))[~used]) == []
     scales = beliefs.fitted_belief().scales
-    cross = published.prior_covariance(evidence().points, points, scales)
+    cross = published_rates.prior_covariance(evidence().points, points, scales)
     gain = precision() @ cross
-    own = np.diag(published.prior_covariance(points, points, scales))
+    own = np.diag(published_rates.prior_covariance(points, points, scales))
     deviation = np.sqrt(own - np.einsum("ij,ij->j", cross, gain))
     quick = beliefs.believed(points)
     assert quick.mean == pytest.approx(gain.T @ evidence().logits, abs=0.05)
@@ -173,7 +180,9 @@ def test_a_belief_is_fitted_and_asked_as_one_conditioning() -> None:
         level.name: sorted(set(beliefs.level_keys(known.points, level)))
         for level in beliefs.SHARED_LEVELS
     }
-    fitted = beliefs.fitted_from(published.posterior(chosen, weights, shared, scales))
+    fitted = beliefs.fitted_from(
+        published_rates.posterior(chosen, weights, shared, scales)
+    )
     points = [
         Point(
             msgspec.structs.replace(
@@ -187,10 +196,10 @@ def test_a_belief_is_fitted_and_asked_as_one_conditioning() -> None:
         )
         for number, rate in enumerate(chosen[::6])
     ]
-    whole = published.noisy_covariance(known, scales)
-    cross = published.prior_covariance(known.points, points, scales)
+    whole = published_rates.noisy_covariance(known, scales)
+    cross = published_rates.prior_covariance(known.points, points, scales)
     gain = np.linalg.solve(whole, cross)
-    own = published.prior_covariance(points, points, scales) - cross.T @ gain
+    own = published_rates.prior_covariance(points, points, scales) - cross.T @ gain
     found = beliefs.believed(points, of=fitted)
     assert found.mean == pytest.approx(gain.T @ known.logits, abs=0.01)
     widths = beliefs.widths_of(points)
@@ -203,8 +212,10 @@ def test_rows_of_a_group_are_predicted_from_the_others_alone() -> None:
     scales = msgspec.structs.replace(beliefs.fitted_belief().scales, weights={})
     known = Evidence.of(chosen, scales)
     groups = [rate.situation.group for rate in chosen]
-    mean, deviation = published.rates_left_out(known, groups, scales, kept="lookup")
-    inverse = np.linalg.inv(published.noisy_covariance(known, scales))
+    mean, deviation = published_rates.rates_left_out(
+        known, groups, scales, kept="lookup"
+    )
+    inverse = np.linalg.inv(published_rates.noisy_covariance(known, scales))
     weighted = inverse @ known.logits
     for group in set(groups):
         own = np.flatnonzero(np.array(groups) == group)
@@ -230,7 +241,7 @@ def test_noise_is_that_of_a_row_and_more_of_few_texts_and_of_self_drafts() -> No
         assert (variance == pytest.approx(least)) == is_plain
         assert variance >= least
     for run, members in zip(
-        published._runs(known), members_of_runs(known), strict=True
+        published_rates._runs(known), members_of_runs(known), strict=True
     ):
         precisions = [1.0 / known.variance[row] for row in members]
         assert run.variance == pytest.approx(1.0 / sum(precisions), abs=6e-6)
@@ -282,7 +293,7 @@ def test_a_length_is_more_than_one_token_and_at_most_all_drafted(
 def test_a_field_is_the_number_that_it_begins_with(
     text: str, value: float | None
 ) -> None:
-    assert published.number(text) == value
+    assert published_rates.number(text) == value
 
 
 @pytest.mark.parametrize(
@@ -340,3 +351,169 @@ def test_a_row_that_stands_twice_counts_once() -> None:
         assert len(found) == 1 + len(others)
         assert all(each in found for each in (one, *others))
     assert distinct([*others, one]) == [*others, one]
+
+
+def test_a_source_left_out_takes_what_it_alone_tells() -> None:
+    """The head of the Swiss servers is known from their own counts; a source of no counts takes nothing."""
+    source = "swiss-ai/apertus-speculative-decoding@12ab results/8b"
+    assert known_checkpoints("apertus-8b", "eagle3")
+    assert not known_checkpoints(
+        "apertus-8b", "eagle3", published_rates.fitted_without(source)
+    )
+    known = Question("apertus-8b", "eagle3", 8.0, task="chat")
+    alone = known._replace(published=published_rates.fitted_without(source))
+    assert believed.assumed(alone).origin.startswith("assumed from")
+    assert (
+        believed.assumed(alone).error.log_rejection
+        > believed.assumed(known).error.log_rejection
+    )
+    assert published_rates.fitted_without("no/such source") is beliefs.fitted_belief()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["none/such", "NVIDIA/Model-Optimizer"])
+def test_what_is_shipped_predicts_as_conditioning_on_every_row_does(
+    source: str,
+) -> None:
+    """A head that no row is of: the shipped levels, against one covariance of all thousand rows; and with
+    a source's rows left out, of all others."""
+    rates = distinct(read_rates(published_rates.BELIEF_RATES))
+    is_kept = [not published_rates.is_from(rate.situation, source) for rate in rates]
+    assert all(is_kept) == (source == "none/such")
+    rates = list(itertools.compress(rates, is_kept))
+    fitted = published_rates.fitted_without(source)
+    weights = np.array(beliefs.fitted_belief().coefficients.row_weights)[is_kept]
+    evidence = Evidence.of(rates, fitted.scales, weights)
+    at = Situation(
+        kind="eagle3", model="new", draft="new", task_class="code", temperature=0.0
+    )
+    point = Point(at, 0.0)
+    quick = beliefs.believed([point], of=fitted)
+    whole = published_rates.noisy_covariance(evidence, fitted.scales)
+    cross = published_rates.prior_covariance(evidence.points, [point], fitted.scales)[
+        :, 0
+    ]
+    gain = np.linalg.solve(whole, cross)
+    own = published_rates.prior_covariance([point], [point], fitted.scales)[0, 0]
+    assert quick.mean[0] == pytest.approx(gain @ evidence.logits, abs=0.02)
+    width = beliefs.width_of(point)
+    assert quick.covariance[0, 0] == pytest.approx(
+        width**2 * (own - gain @ cross), rel=0.03
+    )
+
+
+@pytest.mark.slow
+def test_groups_left_out_of_the_shipped_table_are_predicted_as_well_as_is_said() -> (
+    None
+):
+    """The sorts of docs/acceptance.md: models left out."""
+    found = validate_beliefs(leave_out="model")
+    sorts = {group.group: group for group in found.groups if group.by == "sort"}
+    for name, median, mean in (
+        ("eagle3", 0.13, 0.16),
+        ("mtp", 0.14, 0.17),
+        ("block", 0.1, 0.15),
+        ("lookup", 0.13, 0.25),
+    ):
+        assert sorts[name].median_error < median
+        assert sorts[name].mean_error < mean
+        assert sorts[name].coverage >= 0.83
+        assert sorts[name].width < 2.4
+    assert found.brier < 0.1
+
+
+def test_an_own_text_is_told_by_other_texts_of_other_sources_alone() -> None:
+    """Against one more point, of the user's text, given the kept rows."""
+    rates = distinct(read_rates(published_rates.BELIEF_RATES))[::12]
+    scales = beliefs.fitted_belief().scales
+    evidence = Evidence.of(rates, scales)
+    mean, deviation = published_rates.texts_left_out(evidence, scales, 5)
+    assert not mean[5:].any()
+    for row in range(5):
+        at = rates[row].situation
+        others = []
+        for rate in rates:
+            if rate.situation.task != at.task and rate.situation.source != at.source:
+                others.append(rate)
+        text = f"{beliefs.YOUR_TEXT}{at.task_class}"
+        own = msgspec.structs.replace(at, task=text, source="yours")
+        asked = msgspec.structs.replace(rates[row], situation=own)
+        together = Evidence.of([*others, asked], scales)
+        groups = ["kept"] * len(others) + ["out"]
+        one_mean, one_deviation = published_rates.given(together, groups, "out", scales)
+        assert mean[row] == pytest.approx(one_mean[0], abs=1e-9)
+        assert deviation[row] == pytest.approx(one_deviation[0], abs=1e-9)
+
+
+def test_rows_of_a_file_are_predicted_without_themselves(tmp_path) -> None:
+    with published_rates.BELIEF_RATES.open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    chosen = [line for line in lines if line["model"].startswith("gpt-oss")]
+    path = tmp_path / "rates.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(chosen)
+    found = validate_beliefs([path])
+    assert found.rows == len(distinct(read_rates(path)))
+    assert found.overall.median_error > 0.001
+    with pytest.raises(ConfigError, match="group to leave out"):
+        validate_beliefs([path], leave_out="models")
+    assert set(TASK_GROUPS) == {
+        "model",
+        "source",
+        "checkpoint",
+        "checkpoint-task",
+        "long-context",
+    }
+
+
+def test_definitions_are_made_one(tmp_path) -> None:
+    path = tmp_path / "rates.csv"
+    path.write_text(
+        "model,draft_kind,gamma,mean_acceptance_length,definition,acceptance_rate\n"
+        'm,eagle3,5,2.0,"accepted only, bonus excluded",\n'
+        'm,ngram,5,3.3,"per DRAFTED step incl. bonus; all-steps tokens/step = a/(a-b) = 2.18",\n'
+        "m,mtp,3,,accepted/drafted,0.5 (1/2)\n"
+        "m,mtp,,,nothing,\n"
+    )
+    rates = read_rates(path)
+    assert [rate.tokens for rate in rates] == [3.0, 2.18, 2.5]
+    assert not any(rate.situation.counts_drafted for rate in rates)
+    assert [rate.is_chain for rate in rates] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("2048,4,0", "line 2: trained_length must be at least 1, not 0"),
+        ("3,4,2048", "line 2: window 3 must exceed the 4 sinks beside it"),
+    ],
+)
+def test_lengths_that_no_head_can_have(fields: str, message: str, tmp_path) -> None:
+    path = tmp_path / "rates.csv"
+    path.write_text(
+        "model,draft_kind,gamma,mean_acceptance_length,window,sink,trained_length\n"
+        f"m,eagle3,5,2.0,{fields}\n"
+    )
+    with pytest.raises(ConfigError, match=message):
+        read_rates(path)
+
+
+def test_hub_ids_are_those_of_the_tables_with_their_rows() -> None:
+    counted: Counter[str] = Counter()
+    for path in (published_rates.BELIEF_RATES, published_rates.FURTHER_RATES):
+        with path.open(encoding="utf-8", newline="") as file:
+            names = [row["draft_name"] for row in csv.DictReader(file)]
+        ids = [name for name in names if name.count("/") == 1 and " " not in name]
+        counted.update(map(plain, ids))
+    found = beliefs.fitted_belief().coefficients.checkpoints
+    assert {name: rows for name, (_, rows) in found.items()} == dict(counted)
+    assert all(plain(name) == key for key, (name, _) in found.items())
+    drafts = known_checkpoints("llama-3.1-8b", "eagle3")
+    most = max(counted.get(draft, 0) for draft in drafts)
+    named = believed.measured_checkpoint(
+        Question("llama-3.1-8b", "eagle3", 8.0, task="chat", temperature=0.0)
+    )
+    assert found[plain(named)] == (named, most)
+    assert believed.measured_checkpoint(Question("no such model", "eagle3", 8.0)) == ""

@@ -1,4 +1,6 @@
-"""Published acceptance as rows: read from a table, brought to one definition, with names made one.
+"""Published acceptance as rows, and what the belief about acceptance takes from them.
+
+Rows are read from a table, brought to one definition, with names made one:
 
     tokens per step = tokens that one verification gives, the target's own included, over all steps
 
@@ -6,6 +8,9 @@ Sources count differently. Rows whose source leaves the target's own token out g
 look-ups that count only the steps that had a draft say so (`counts_drafted`), unless the source
 prints the figure over all steps too. Where only an accepted share of the drafted tokens is printed,
 tokens per step are 1 + gamma * share.
+
+`posterior` makes the coefficients that ship; `rates_left_out` and `texts_left_out` predict rows from
+the others.
 """
 
 from __future__ import annotations
@@ -22,10 +27,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from evidence import DATA
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance.belief import (
-    DIRECTORY,
     GROUP_OF,
     OTHER_CLASS,
     YOUR_TEXT,
@@ -367,9 +372,9 @@ def distinct(rates: Sequence[Rate]) -> list[Rate]:
     return list({same_rate(rate): rate for rate in reversed(rates)}.values())[::-1]
 
 
-BELIEF_RATES = DIRECTORY / "rates.csv"
+BELIEF_RATES = DATA / "acceptance" / "rates.csv"
 
-FURTHER_RATES = DIRECTORY / "further.csv"
+FURTHER_RATES = DATA / "acceptance" / "further.csv"
 """Rates that only their own checkpoints are believed from: with them in what all share, models left
 out are predicted worse (results/LOG.md)."""
 
@@ -571,17 +576,26 @@ def _runs(evidence: Evidence) -> list[Run]:
     return runs
 
 
+def is_from(at: Situation, source: str) -> bool:
+    """Whether a source published what a situation is of: one that names a repository by that, without the place and the
+    commit in it."""
+    repository = source.split(maxsplit=1)[0].split("@", maxsplit=1)[0]
+    if "/" not in repository:
+        return plain(source) == at.source
+    return plain(repository) in at.source
+
+
 @lru_cache(maxsize=2)
 def fitted_without(source: str) -> Fitted:
     """The belief that would ship if a source had published nothing, by the shipped deviations: for
     judging its own servers."""
     shipped = fitted_belief()
     coefficients = shipped.coefficients
-    runs = [run for run in coefficients.runs if not run.situation.is_from(source)]
+    runs = [run for run in coefficients.runs if not is_from(run.situation, source)]
     if len(runs) == len(coefficients.runs):
         return shipped
     rates = distinct(read_rates(BELIEF_RATES))
-    is_kept = np.array([not rate.situation.is_from(source) for rate in rates])
+    is_kept = np.array([not is_from(rate.situation, source) for rate in rates])
     if not is_kept.all():
         coefficients = posterior(
             [rate for rate, kept in zip(rates, is_kept, strict=True) if kept],
