@@ -243,7 +243,7 @@ def test_the_tokens_that_end_a_text_are_those_of_the_generation_configuration(
             generation_eos_token_ids(tmp_path, vocab_size=96)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_greedy_output_is_the_autoregressive_one_with_sequences_that_stop_at_different_times(
     batch_size: int,
 ) -> None:

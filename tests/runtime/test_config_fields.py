@@ -58,8 +58,8 @@ def differing(name: str, sample: int | None) -> list[tuple[str, str]]:
     return [(change, each.why) for change, each in found if each.kind == "different"]
 
 
-def test_sampled_flips_of_every_third_architecture_are_equal_or_refused() -> None:
-    names = NAMES[::3]
+def test_sampled_flips_of_every_sixth_architecture_are_equal_or_refused() -> None:
+    names = NAMES[::6]
     assert {name: found for name in names if (found := differing(name, 2))} == {}
 
 

@@ -42,9 +42,14 @@ def rows_of(name: str) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
-    "is_early", [True, False], ids=["before the prefill", "after it"]
+    ("dtype", "is_early"),
+    [
+        ("float32", True),
+        ("float64", False),
+        pytest.param("float32", False, marks=pytest.mark.slow),
+        pytest.param("float64", True, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_proposals_and_logits_are_the_librarys(

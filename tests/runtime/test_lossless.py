@@ -92,21 +92,26 @@ def test_greedy_speculation_equals_autoregressive(
     assert engine.num_active == 0
 
 
+NUM_LONG = 130
+"""Ten times a draft's budget of tokens."""
+
+
+@pytest.fixture(scope="module")
+def long(tiny_model: Transformer) -> tuple[Engine, Any, list[list[int]]]:
+    """An engine, its state after prompts shorter and longer than the budget, and the tokens without a draft."""
+    engine = started(tiny_model, [[3], [5, 9] * 4, [1, 2, 3] * 20], 230)
+    snapshot = engine.snapshot()
+    return engine, snapshot, alone(engine, NUM_LONG)
+
+
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_long_greedy_generation_slides_the_draft_cache(
-    draft: str, tiny_model: Transformer
+    draft: str, long: tuple[Engine, Any, list[list[int]]]
 ) -> None:
-    """Ten times the draft's budget of tokens, from prompts shorter and longer than it."""
-    engine = started(tiny_model, [[3], [5, 9] * 4, [1, 2, 3] * 20], 260)
-    snapshot = engine.snapshot()
-    expected = alone(engine, 160)
+    engine, snapshot, expected = long
     engine.restore(snapshot)
-    result = run(
-        engine,
-        DRAFTS[draft],
-        SamplingSpec(),
-        DecodeOptions(gamma=4, max_new_tokens=160),
-    )
+    options = DecodeOptions(gamma=4, max_new_tokens=NUM_LONG)
+    result = run(engine, DRAFTS[draft], SamplingSpec(), options)
     assert result.tokens == expected
 
 
@@ -224,18 +229,15 @@ def sampled_counts(
     engine = started(model, [PROMPT] * BATCH, 64)
     snapshot, accepted = engine.snapshot(), []
     counts, place = np.zeros(VOCAB**NUM_TOKENS), VOCAB ** np.arange(NUM_TOKENS)[::-1]
+    drafter = None
+    if draft is not None:
+        network = draft_model_for(ALL_DRAFTS[draft], model)
+        drafter = build_drafter(ALL_DRAFTS[draft], engine, network)
+    options = DecodeOptions(gamma=0 if draft is None else 2, max_new_tokens=NUM_TOKENS)
     for turn in range(rounds):
         engine.restore(snapshot)
         seeded = msgspec.structs.replace(sampling, seed=sampling.seed + 100 * turn)
-        options = DecodeOptions(
-            gamma=0 if draft is None else 2, max_new_tokens=NUM_TOKENS
-        )
-        result = run(
-            engine,
-            SpeculationSpec() if draft is None else ALL_DRAFTS[draft],
-            seeded,
-            options,
-        )
+        result = decode(engine, drafter, seeded, options)
         np.add.at(counts, np.array(result.tokens) @ place, 1)
         accepted += [] if draft is None else result.counts.rates
     return counts, accepted

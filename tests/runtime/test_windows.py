@@ -6,8 +6,9 @@ Shape suffixes: N tokens of a sequence, P parts (keys and values), A query heads
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -88,7 +89,9 @@ def random_text(mask: Mask, head_dim: int) -> Text:
 
 @pytest.mark.parametrize("static_shapes", [False, True])
 @pytest.mark.parametrize("spare", [None, GAMMA])
-@pytest.mark.parametrize("head_dim", [8, 16])  # of which kernels take the second
+@pytest.mark.parametrize(
+    "head_dim", [pytest.param(8, marks=pytest.mark.slow), 16]
+)  # kernels take 16 alone
 @pytest.mark.parametrize("part", [1, 7, 64])
 @pytest.mark.parametrize("mask", ["window", "chunk"])
 def test_passes_see_what_transformers_masks_show(
@@ -163,8 +166,14 @@ def windowed_draft() -> Transformer:
     )
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("draft", [None, *DRAFTS])
+def in_turn() -> Iterator[Any]:
+    """Every draft greedy or sampled, in turn; the other in the slow tests."""
+    for number, draft in enumerate([None, *DRAFTS]):
+        yield pytest.param(draft, float(number % 2))
+        yield pytest.param(draft, float(1 - number % 2), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("draft", "temperature"), [*in_turn()])
 def test_rings_decode_what_whole_caches_do(
     draft: str | None,
     temperature: float,
@@ -189,7 +198,7 @@ def test_rings_decode_what_whole_caches_do(
         for queue in ([], prompts[3:]):
             engine.restore(snapshot)
             options = DecodeOptions(
-                gamma=0 if drafter is None else GAMMA, max_new_tokens=[40, 60, 33, 50][: 3 + len(queue)], queue=queue,
+                gamma=0 if drafter is None else GAMMA, max_new_tokens=[24, 40, 20, 30][: 3 + len(queue)], queue=queue,
                 policy=None if drafter is None else TakesTurns(),
             )  # fmt: skip
             results.append(
