@@ -197,6 +197,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def full(self, values: Any) -> Any:
         """`values` at every point."""
+        if np.shape(values) == self.points.shape:
+            return values
         return np.broadcast_to(values, self.points.shape)
 
     def take(self, chosen: Any) -> Prediction:

@@ -413,7 +413,8 @@ def _of_catalog(text: str) -> EngineProfile:
     path = ENGINES_DIRECTORY / f"{name}.toml"
     if not path.is_file():
         raise unknown_choice("engine", name, engine_names())
-    profile = engine_from_document(read_toml(path, "engine profile"), where=str(path))
+    document = read_toml(path, "engine profile")
+    profile = converted(document, EngineProfile, where=str(path))
     if not version:
         return profile
     if not version_number(version):

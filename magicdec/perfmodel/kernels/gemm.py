@@ -158,7 +158,7 @@ class GemmCurve(KernelCurve, frozen=True, kw_only=True):
     def seconds(
         self, hw: Device, work: Product, working_set: WorkingSet = None
     ) -> OpTime:
-        m, n, k = arrays(*work[:3])
+        m, n, k = map(as_array, work[:3])
         compute_dtype = work.compute_dtype
         weight_bytes = bytes_per_element(work.weight_dtype)
         element = bytes_per_element(compute_dtype)
