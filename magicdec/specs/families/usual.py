@@ -8,7 +8,7 @@ that is not read is named.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from magicdec.specs.families.keys import IRRELEVANT, is_whole
@@ -125,82 +125,72 @@ class Usual(NamedTuple):
 def usual(values: Mapping[str, Any]) -> Usual | None:
     """The configuration in the fields of a known architecture; None: its fields are not the usual
     ones."""
-    found = _found(values, SPELLINGS)
-    if any(not is_whole(found.get(name)) for name in NEEDED):
-        return None
-    told = dict(found)
+    told = _found(values, SPELLINGS)
     experts = _found(values, EXPERTS)
     latent = _found(values, LATENT)
     windows = _found(values, WINDOWS)
+    if any(not is_whole(told.get(name)) for name in NEEDED):
+        return None
+    if not KINDS.issuperset(windows.get("layer_types") or ()):
+        return None
+    for name, value in values.items():
+        if value is not None and any(part in name for part in OTHER_MIXERS):
+            return None
     if values.get("use_sliding_window") is False:
         windows.pop("sliding_window", None)
     is_sparse = (experts.get("n_routed_experts") or 0) > 1
-    kinds = set(windows.get("layer_types") or ())
-    has_others = any(
-        part in name
-        for name, value in values.items()
-        if value is not None
-        for part in OTHER_MIXERS
-    )
-    if not kinds <= KINDS or has_others:
-        return None
     told.setdefault("max_position_embeddings", 131072)
-    model_type, said = _kind(latent, windows, is_sparse=is_sparse)
-    if model_type == "deepseek_v3":
+    said = "grouped-query attention"
+    if "kv_lora_rank" in latent:
+        model_type = "deepseek_v3"
+        said = "latent attention (MLA)"
         told |= {"q_lora_rank": None, **latent}
         told["num_key_value_heads"] = told["num_attention_heads"]
         told.pop("head_dim", None)
+        if not is_sparse:
+            told["first_k_dense_replace"] = told["num_hidden_layers"]
+            heads = experts.get("num_nextn_predict_layers", 0)
+            told["num_nextn_predict_layers"] = heads
+    else:
+        heads = told["num_attention_heads"]
+        told.setdefault("num_key_value_heads", heads)
+        told["head_dim"] = told.get("head_dim") or max(told["hidden_size"] // heads, 1)
+        model_type = "llama"
+        if is_sparse:
+            model_type = "glm4_moe"
+        elif windows.get("layer_types") or windows.get("sliding_window"):
+            model_type = "qwen3"
+            told |= windows | {"use_sliding_window": True}
     if is_sparse:
-        told |= _of_experts(experts, told)
+        # without groups, chosen by their scores
+        told |= {
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": told.get("intermediate_size"),
+            "n_shared_experts": 0,
+            "first_k_dense_replace": 0,
+            "num_nextn_predict_layers": 0,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            **experts,
+        }
         said += f", {told['num_experts_per_tok']} of {told['n_routed_experts']} experts"
-    elif model_type == "deepseek_v3":
-        told["first_k_dense_replace"] = told["num_hidden_layers"]
-        told["num_nextn_predict_layers"] = experts.get("num_nextn_predict_layers", 0)
     if model_type == "qwen3":
-        told |= windows
-        told["use_sliding_window"] = True
         said += f", windows of {windows.get('sliding_window')} tokens"
-    if model_type != "deepseek_v3":
-        told = _with_heads(told)
     if not is_whole(told.get("intermediate_size")):
         if not is_sparse:
             return None
         told["intermediate_size"] = told["moe_intermediate_size"]
+    read = {*IRRELEVANT, *KEPT}.union(*SPELLINGS.values())
+    for found, spellings in ((windows, WINDOWS), (latent, LATENT), (experts, EXPERTS)):
+        read.update(*(spellings[name] for name in found))
     for name in KEPT:
         if values.get(name) is not None:
             told[name] = values[name]
-    unread = _unread(values, _read_from(windows, latent, experts))
-    return Usual(model_type, told, _sentence(values, said, unread))
-
-
-def _with_heads(told: Mapping[str, Any]) -> dict[str, Any]:
-    """With as many heads of keys and values as of queries, and their usual size, where not told."""
-    heads = told["num_attention_heads"]
-    size = told.get("head_dim") or max(told["hidden_size"] // heads, 1)
-    return {"num_key_value_heads": heads, **told, "head_dim": size}
-
-
-def _kind(
-    latent: Mapping[str, Any], windows: Mapping[str, Any], *, is_sparse: bool
-) -> tuple[str, str]:
-    """The known architecture that has such fields, and its attention in words."""
-    if "kv_lora_rank" in latent:
-        return "deepseek_v3", "latent attention (MLA)"
-    if is_sparse:
-        return "glm4_moe", "grouped-query attention"
-    if windows.get("layer_types") or windows.get("sliding_window"):
-        return "qwen3", "grouped-query attention"
-    return "llama", "grouped-query attention"
-
-
-def _unread(values: Mapping[str, Any], read: Collection[Collection[str]]) -> list[str]:
-    """Fields that are given and were not read."""
-    known = {*IRRELEVANT, *KEPT}.union(*read)
-    return [
-        name
-        for name, value in values.items()
-        if name not in known and value is not None
+    unread = [
+        name for name, value in values.items() if name not in read and value is not None
     ]
+    return Usual(model_type, told, _sentence(values, said, unread))
 
 
 def _found(
@@ -214,31 +204,6 @@ def _found(
                 found[name] = values[other]
                 break
     return found
-
-
-def _read_from(
-    windows: Mapping[str, Any], latent: Mapping[str, Any], experts: Mapping[str, Any]
-) -> list[tuple[str, ...]]:
-    groups = [*SPELLINGS.values()]
-    for found, spellings in ((windows, WINDOWS), (latent, LATENT), (experts, EXPERTS)):
-        groups += [spellings[name] for name in found]
-    return groups
-
-
-def _of_experts(experts: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """Experts without groups, chosen by their scores."""
-    usual_size = told.get("intermediate_size")
-    return {
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": usual_size,
-        "n_shared_experts": 0,
-        "first_k_dense_replace": 0,
-        "num_nextn_predict_layers": 0,
-        "n_group": 1,
-        "topk_group": 1,
-        "norm_topk_prob": True,
-        **experts,
-    }
 
 
 def _sentence(values: Mapping[str, Any], said: str, unread: list[str]) -> str:
