@@ -1,9 +1,7 @@
-"""Writes docs/accuracy.md and its figure from the aggregates that ship (lanes.csv and calibration.csv in specs/data),
-from the paper's rows, and from the tables of servers in tests/data.
+"""Writes docs/accuracy.md and its figure from evidence/data: its lanes and calibration, the tables that these are
+made of, the tables of traffic, and the paper's rows.
 
     python -m evidence.accuracy_page
-
-`python -m evidence lanes -o magicdec/specs/data/lanes.csv` makes the aggregates of tables of measured servers.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from magicdec.perfmodel.lanes import (
     Figure,
     Lane,
     LaneRow,
-    shipped,
+    read_lanes,
 )
 from magicdec.reports.figures.chart import PAPER, SERIES, Chart, plain_ticks, raw_svg
 from magicdec.validate.pair_errors import tokens_of_cells
@@ -35,6 +33,7 @@ from magicdec.validate.published_speedups import validate_published
 from magicdec.validate.rows import read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
+LANES = DATA / "lanes.csv"
 PAGE = ROOT / "docs" / "accuracy.md"
 PICTURE = ROOT / "docs" / "accuracy.svg"
 TRAFFIC = sorted((DATA / "traffic").glob("*.csv"))
@@ -70,7 +69,7 @@ between the ends that a plan would print.
 """
 CALIBRATION_TEXT = """A pair pays where its measured speedup is above 1. Each source counts the same; the last column is
 a bootstrap over sources. The Brier score is the mean of (P - outcome)², 0 at best. Widths, and beliefs, come from the
-other sources. Eleven sources, whose rows share a server and often a text, leave wide ends; of 763 rows of published
+other sources. Ten sources, whose rows share a server and often a text, leave wide ends; of 763 rows of published
 acceptance 89 % lie inside, each text and its source left out (`python -m evidence acceptance --leave-out text`).
 """
 TRAFFIC_TEXT = """vLLM on H100 (`python -m evidence traffic evidence/data/traffic/*.csv`). The closed loops gave
@@ -133,11 +132,12 @@ def published_lines() -> list[str]:
 
 
 def lane_lines(figure: Figure) -> list[str]:
-    """Each lane once: an engine without ranges of versions has two names for the same rows."""
+    """Each engine and sort of draft, over all versions, models and devices."""
     rows = {}
-    for row in shipped().values():
-        if row.figure == figure:
-            rows[row.lane.label] = row
+    for row in read_lanes(LANES).values():
+        lane = row.lane
+        if row.figure == figure and lane.versions == lane.model == lane.device == ANY:
+            rows[lane.label] = row
     return table(list(rows.values()))
 
 
@@ -186,7 +186,8 @@ def calibration_at(figure: Figure, of: str) -> CalibrationRow:
 
 def summary() -> list[str]:
     """The page in five lines, end to end first; README has them too."""
-    rows = {figure: shipped()[EVERYTHING, figure] for figure in FIGURES}
+    lanes = read_lanes(LANES)
+    rows = {figure: lanes[EVERYTHING, figure] for figure in FIGURES}
     believed, given, alone = rows[BELIEVED], rows[GIVEN], rows[FIGURES[0]]
     inside = calibration_at(GIVEN, INSIDE)
     inside_believed = calibration_at(BELIEVED, INSIDE)
@@ -308,13 +309,16 @@ def picture() -> str:
 def page() -> str:
     lines = [
         "# Accuracy\n",
-        "How far predictions are off where somebody measured, by kind of server. This page is made by",
-        "`python -m evidence.accuracy_page` from the aggregates that ship with the package, which",
-        "`python -m evidence lanes` makes of tables of measured servers.\n",
+        "How far predictions are off where somebody measured, by kind of server. The rows lie in",
+        "[evidence/data](../evidence/data/README.md); from a checkout",
+        "`python -m evidence lanes -o evidence/data/lanes.csv --calibration evidence/data/calibration.csv`",
+        "makes the lanes of them, and `python -m evidence.accuracy_page` this page. Plans read",
+        "`magicdec/specs/data/lanes.csv`, whose widths still have nineteen rows of 80 GB cards that nobody named.\n",
         *summary(),
         "",
         EXPLANATION,
         "## End to end, the acceptance believed\n",
+        "Here and below by engine and sort of draft; every lane is a row of `evidence/data/lanes.csv`.\n",
         *lane_lines(BELIEVED),
         "\n## Is a probability what it says?\n",
         CALIBRATION_TEXT,
@@ -326,7 +330,6 @@ def page() -> str:
     lines += [
         "\n## Where it was measured\n",
         "![Context by users at once of the measured servers and pairs, coloured by error.](accuracy.svg)\n",
-        "Rows of the tables that come with the tests and the package; those of the aggregates above are more.\n",
         "## Percentiles under load\n",
         TRAFFIC_TEXT,
         *traffic_lines(),

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evidence.lane_table import validate_lanes
+from evidence import DATA
+from evidence.lane_table import TABLES, validate_lanes
 from evidence.lanes import LEAST_WIDTH, JudgedFigure, Lanes, needed
 from evidence.pairs import validate_pairs
 from evidence.serving import validate_serving
@@ -101,6 +102,19 @@ def test_the_command_writes_the_table_that_plans_read(tmp_path: Path) -> None:
     everything = [group for group in document["groups"] if group["rows"]]
     pairs = [g for g in everything if g["name"] == "speedup: any engine"]
     assert pairs[0]["rows"] == 42
+
+
+@pytest.mark.slow
+def test_the_published_lanes_follow_from_the_rows(tmp_path: Path) -> None:
+    lanes = tmp_path / "lanes.csv"
+    calibration = tmp_path / "calibration.csv"
+    document = validate_lanes(TABLES, output=lanes, calibration_output=calibration)
+    assert lanes.read_text() == (DATA / "lanes.csv").read_text()
+    assert calibration.read_text() == (DATA / "calibration.csv").read_text()
+    counts = {group["name"]: group["rows"] for group in document["groups"]}
+    assert counts["speedup, acceptance believed: any engine"] == 352
+    assert counts["speedup: any engine"] == 270
+    assert counts["step without a draft: any engine"] == 1443
 
 
 def test_a_source_left_out_is_judged_alone_and_by_the_others_widths() -> None:

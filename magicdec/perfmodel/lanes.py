@@ -167,8 +167,13 @@ def lane_of(setup: Setup, version: str = "") -> Lane:
 @cache
 def shipped() -> dict[tuple[Lane, Figure], LaneRow]:
     """The figures that ship, by lane."""
+    return read_lanes(LANES)
+
+
+def read_lanes(path: Path) -> dict[tuple[Lane, Figure], LaneRow]:
+    """A table of lanes, as `python -m evidence lanes` writes it."""
     rows = {}
-    for line in read_csv(LANES):
+    for line in read_csv(path):
         filled = {
             name: text for name, text in line.items() if text or name == "versions"
         }
