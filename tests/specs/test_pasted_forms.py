@@ -3,13 +3,17 @@ place, and bounds on any text."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
+import sys
 import time
 import tomllib
+import types
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -116,7 +120,7 @@ SERVERS = st.sampled_from(
 )
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@settings(max_examples=250, deadline=None, derandomize=True, database=None)
 @given(
     st.lists(st.tuples(ASSIGNMENTS, st.integers(1, 9)), max_size=5),
     SERVERS,
@@ -146,6 +150,109 @@ def test_no_wrapping_gives_another_server_in_silence(
     )
     started = re.findall(r"ranks=(\d*)", run.stderr)
     assert started[:1] == [str(command.tp_size)], script
+
+
+STATEMENTS = st.sampled_from(
+    (
+        *(
+            "TP = {n}",
+            "TP: int = {n}",
+            "TP, PP = {n}, 1",
+            "A = {n}",
+            "TP = A",
+            "TP = TP",
+        ),
+        *(
+            "if True:\n    TP = {n}",
+            "if False:\n    TP = {n}",
+            "for TP in (1, {n}):\n    pass",
+        ),
+        *("for i in (1, 2):\n    TP = {n}", "while True:\n    TP = {n}\n    break"),
+        *(
+            "try:\n    TP = {n}\nexcept ValueError:\n    TP = 1",
+            "TP += {n}",
+            "TP = TP + {n}",
+        ),
+        *(
+            "def f():\n    TP = {n}",
+            "def g():\n    global TP\n    TP = {n}",
+            "f()",
+            "g()",
+        ),
+        *(
+            "del TP",
+            "TP = (lambda: {n})()",
+            "class C:\n    TP = {n}",
+            "TP = C.TP",
+            "C.TP = {n}",
+        ),
+        *("TP = os.environ.get('NONE', {n})", "[TP for TP in (1, {n})]", "(TP := {n})"),
+        *(
+            "TP = [1, {n}][-1]",
+            "TP = {{'a': {n}}}['a']",
+            "TP = int('{n}')",
+            "raise SystemExit",
+        ),
+        *("kw['tensor_parallel_size'] = {n}", "kw.update(tensor_parallel_size={n})"),
+        *(
+            "kw = dict(tensor_parallel_size={n})",
+            "other = kw",
+            "other['tensor_parallel_size'] = {n}",
+        ),
+        *(
+            "if True:\n    kw = {{'tensor_parallel_size': {n}}}",
+            "kw = {{**kw}}",
+            "kw.clear()",
+        ),
+        "match 1:\n    case TP:\n        pass",
+    )
+)
+ENGINES = st.sampled_from(
+    (
+        "LLM('m', tensor_parallel_size=TP)",
+        "LLM('m', **kw)",
+        "LLM('m', **{{'tensor_parallel_size': TP}})",
+        "if True:\n    LLM('m', tensor_parallel_size=TP)",
+        "for i in (1, 2):\n    LLM('m', tensor_parallel_size=TP)\n    TP = 9",
+        "def main():\n    LLM('m', tensor_parallel_size=TP)\nmain()",
+        "def main(TP=5):\n    LLM('m', tensor_parallel_size=TP)\nmain()",
+        "def main():\n    return\n    LLM('m', tensor_parallel_size=9)\nmain()",
+        "[LLM('m', tensor_parallel_size=TP) for TP in (3,)]",
+        "if __name__ == '__main__':\n    LLM('m', tensor_parallel_size=TP)",
+    )
+)
+
+
+@settings(max_examples=250, deadline=None, derandomize=True, database=None)
+@given(
+    st.lists(st.tuples(STATEMENTS, st.integers(2, 9)), max_size=5),
+    ENGINES,
+    st.lists(st.tuples(STATEMENTS, st.integers(2, 9)), max_size=2),
+)
+def test_no_python_gives_another_server_in_silence(
+    before: list[tuple[str, int]], engine: str, after: list[tuple[str, int]]
+) -> None:
+    """Python itself, with an LLM that keeps its ranks, says which is the first."""
+    lines = ["from vllm import LLM", "import os", "kw = {'tensor_parallel_size': 1}"]
+    lines += [line.format(n=n) for line, n in before]
+    lines += [engine.format(), *(line.format(n=n) for line, n in after)]
+    script = "\n".join(lines)
+    try:
+        command = read(script)
+    except ConfigError:
+        return  # asked for, or nothing is started
+    if command.notes or command.problems:
+        return
+    ranks: list[int] = []
+    vllm = types.ModuleType("vllm")
+    vllm.__dict__["LLM"] = lambda _, tensor_parallel_size=1: ranks.append(tensor_parallel_size)  # fmt: skip
+    with mock.patch.dict(sys.modules, vllm=vllm), contextlib.suppress(SystemExit):
+        try:
+            exec(script, {"__name__": "__main__"})
+        except (NameError, AttributeError, KeyError):
+            if not ranks:
+                return  # it ends before
+    assert ranks[:1] == [command.tp_size], script
 
 
 def test_there_are_thirty_with_their_sources() -> None:
@@ -321,6 +428,13 @@ DOUBLING = "\n".join(
     + [f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 40)]
 )
 ATTACKS = {
+    "long names": "".join(f"{'B' * 20_000}{n}=$C{n}\n" for n in range(15))
+    + "vllm serve m",
+    "many open names": "vllm serve m " + "".join(f"$Q{n} " for n in range(15_000)),
+    "open branches": "if a; then\n" * 20_000 + "vllm serve m",
+    "brackets of a shell": "(" * MOST + "vllm serve m",
+    "quotes within substitutions": "vllm serve m " + '"$(' * 90_000 + ')"' * 90_000,
+    "lists that hold themselves": "from vllm import LLM\na=[1]\na.append(a)\nLLM(model=a)",
     "merge keys that double": f"{DOUBLING}\ncommand: vllm serve m\n",
     "blanks after a variable": "vllm serve m\nCUDA_VISIBLE_DEVICES" + " " * MOST,
     "images": "vllm/vllm-openai " * 5000,
