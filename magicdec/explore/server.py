@@ -144,7 +144,8 @@ class Handler(BaseHTTPRequestHandler):
             line = "a page of another origin cannot ask\n"
             self._send(HTTPStatus.FORBIDDEN, PLAIN, line)
             return
-        if not self.server.waiting.acquire(blocking=False):
+        waiting = self.server.waiting
+        if not waiting.acquire(blocking=False):
             line = "too many questions wait already; ask again later\n"
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, line)
             return
@@ -167,7 +168,7 @@ class Handler(BaseHTTPRequestHandler):
             line = "this question failed; its traceback is in the server's output\n"
             self._send(HTTPStatus.INTERNAL_SERVER_ERROR, PLAIN, line)
         finally:
-            self.server.waiting.release()
+            waiting.release()
 
     def _send_page(self, query: str) -> None:
         """The form with the answer, or the one line of an error. A form is sent with its empty fields,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         template_environment,
         write_report,
     )
-    from magicdec.reports.sentences import NAME_THE_TEXT, acceptance_of
+    from magicdec.reports.sentences import acceptance_of
     from magicdec.reports.tables import TABLES, Table, candidate_table
     from magicdec.reports.terminal import (
         print_comparison,

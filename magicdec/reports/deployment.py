@@ -10,11 +10,9 @@ from typing import Any
 
 from magicdec.errors import ConfigError
 from magicdec.naming import ENGINE_TITLES, describe
+from magicdec.reports.arrivals import percentiles_line
 from magicdec.reports.data import candidate_record
-from magicdec.reports.sentences import (
-    percentiles_line,
-    probability_of,
-)
+from magicdec.reports.words import probability_of
 from magicdec.schema import (
     UNKNOWN_SITE,
     BatchBand,
@@ -268,6 +266,8 @@ def _predicted_gain(plan: Deployment) -> str:
         best = plan.best
         quantity = "decoding"
         speedup = f"{best.speedup:.2f}"
+        assert best.speedup_low is not None
+        assert best.speedup_high is not None
         interval = format_interval(best.speedup_low, best.speedup_high, to=" to ")
     predicted = f"{speedup} ({interval})"
     return f"Predicted speedup of {quantity} {predicted}: {verdict}."

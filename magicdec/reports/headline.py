@@ -6,20 +6,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from magicdec.naming import describe, device_name
-from magicdec.reports.data import ReportData, fastest, has_weak_baseline, median_pair
-from magicdec.reports.sentences import (
-    acceptance_line,
+from magicdec.reports.arrivals import (
     arrivals_line,
-    asked_line,
     asked_of_traffic,
-    first_line,
-    limits_text,
-    loads_lines,
     sure_devices_line,
     traffic_line,
 )
+from magicdec.reports.data import ReportData, fastest, has_weak_baseline, median_pair
+from magicdec.reports.sentences import (
+    acceptance_line,
+    asked_line,
+    first_line,
+    limits_text,
+)
+from magicdec.reports.several import loads_lines, to_buy
 from magicdec.reports.story import ON_A_PAGE, of_kinds, story_of
-from magicdec.reports.terminal_plan import to_buy
 from magicdec.reports.text import GAMMA, GAMMA_IS, percent, thousands, whole
 from magicdec.schema import (
     BASELINE_MBU_FLOOR,
@@ -100,6 +101,20 @@ def headline_of(data: ReportData) -> Headline:
     of = ""
     if is_planned:
         of = " of decoding"
+    setting = ""
+    cases = []
+    further = []
+    if data.plan is not None:
+        first = ""
+        if len(data.plan.cases) > 1:
+            first = "The figures are of the first: "
+            for case in data.plan.cases:
+                context = thousands(case.context_len)
+                cases.append(f"Context {context}: {first_line(case)}")
+        asked = asked_line(data.plan, data.plan).removesuffix(".")
+        setting = f"{first}{asked}; {limits_text(data.plan.request)}"
+        for line in of_kinds(story_of(data.plan, data.plan), ON_A_PAGE):
+            further.append(_capital(line))
     return Headline(
         question=_question(reference, data.plan),
         answer=_headline_answer(data, reference, measured, predicted),
@@ -107,9 +122,9 @@ def headline_of(data: ReportData) -> Headline:
         when_not=when_not(data, reference),
         better=better,
         facts=(*_facts(reference, measured, predicted, of=of), *_plan_facts(data)),
-        setting=_setting(data.plan),
-        cases=tuple(_cases(data.plan)),
-        further=tuple(_further(data.plan)),
+        setting=setting,
+        cases=tuple(cases),
+        further=tuple(further),
     )
 
 
@@ -134,14 +149,6 @@ def _headline_answer(
     if not any(row.is_speculative for row in data.rows):
         return UNKNOWN_ANSWER
     return _answer(reference, measured, predicted)
-
-
-def _cases(plan: Plan | None) -> Iterable[str]:
-    """The answer at each context, on each device, where there are several."""
-    if plan is None or len(plan.cases) == 1:
-        return
-    for case in plan.cases:
-        yield f"Context {thousands(case.context_len)}: {first_line(case)}"
 
 
 def _under_arrivals(plan: Plan, traffic: Traffic, reference: Record) -> Headline:
@@ -177,26 +184,6 @@ def _under_arrivals(plan: Plan, traffic: Traffic, reference: Record) -> Headline
         setting=asked_of_traffic(plan, traffic),
         further=tuple(_capital(line) for line in lines if line),
     )
-
-
-def _setting(plan: Plan | None) -> str:
-    """Devices, engine, lengths and limits that the plan was asked for."""
-    if plan is None:
-        return ""
-    limits = limits_text(plan.request)
-    first = ""
-    if len(plan.cases) > 1:
-        first = "The figures are of the first: "
-    asked = asked_line(plan, plan).removesuffix(".")
-    return f"{first}{asked}; {limits}"
-
-
-def _further(plan: Plan | None) -> Iterable[str]:
-    """The plan's further lines and what its choice hangs on, each with a capital."""
-    if plan is None:
-        return
-    for line in of_kinds(story_of(plan, plan), ON_A_PAGE):
-        yield _capital(line)
 
 
 def _capital(line: str) -> str:
@@ -263,8 +250,7 @@ def _answer(
         return (
             f"No: {draft} is no faster than decoding without a draft ({speedup:.2f}×)"
         )
-    low = best.speedup_low or speedup
-    high = best.speedup_high or speedup
+    low, high = _ends(best)
     verdict = verdict_of(speedup_low=low, speedup_high=high)
     if verdict == "pays":
         return f"Yes: {draft}, decodes {speedup:.2f}× as fast as without a draft"
@@ -316,8 +302,17 @@ def _facts(
     """`of` names the quantity of the speedups where it is not the answer's."""
     best = measured or predicted or reference
     if reference.is_speculative:
-        yield from _speedup_fact("Measured", measured, of)
-        yield from _speedup_fact("Predicted", predicted, of)
+        for title, row, kind in (
+            ("Measured", measured, "lowest to highest"),
+            ("Predicted", predicted, INTERVAL.replace(" %", "\u202f%")),
+        ):
+            if row is None or not row.speedup:
+                continue
+            detail = ""
+            if row.speedup_low is not None and row.speedup_high is not None:
+                detail = f"{row.speedup_low:.2f}–{row.speedup_high:.2f}, {kind}"
+            speedup = f"{row.speedup:.2f}×"
+            yield Fact(label=f"{title} speedup{of}", value=speedup, detail=detail)
         if best.expected_tokens_per_step:
             tokens = f"{best.expected_tokens_per_step:.2f}"
             detail = f"of at most {reference.gamma + 1}"
@@ -330,12 +325,6 @@ def _facts(
         yield Fact(label="Tokens per second", value=whole(rate), detail=detail)
 
 
-def _speedup_fact(title: str, row: Record | None, of: str) -> Iterable[Fact]:
-    if row is not None and row.speedup:
-        speedup = f"{row.speedup:.2f}×"
-        yield Fact(label=f"{title} speedup{of}", value=speedup, detail=_range(row))
-
-
 def _better(data: ReportData, chosen: Record) -> str:
     """Another draft setting of the same batch, context and sampling that measured better than the
     chosen one.
@@ -345,14 +334,14 @@ def _better(data: ReportData, chosen: Record) -> str:
     own = chosen.speedup or 0.0
     if best is chosen or speedup <= own or not own:
         return ""
-    low, _ = _ends(best)
-    _, high = _ends(chosen)
+    low, high = _ends(best)
+    own_low, own_high = _ends(chosen)
     doubt = ""
-    if low <= high:
+    if low <= own_high:
         doubt = "; their repetitions overlap"
     return (
-        f"{_draft(best)}, measured better: {speedup:.2f}× ({_span(best)}) instead of {own:.2f}× "
-        f"({_span(chosen)}){doubt}."
+        f"{_draft(best)}, measured better: {speedup:.2f}× ({low:.2f}–{high:.2f}) instead of "
+        f"{own:.2f}× ({own_low:.2f}–{own_high:.2f}){doubt}."
     )
 
 
@@ -378,11 +367,6 @@ def _rivals(rows: Iterable[Record], chosen: Record) -> list[Record]:
         if setting(row) == wanted:
             rivals.append(row)
     return rivals
-
-
-def _span(record: Record) -> str:
-    low, high = _ends(record)
-    return f"{low:.2f}–{high:.2f}"
 
 
 def _ends(record: Record) -> tuple[float, float]:
@@ -423,17 +407,6 @@ def _plan_facts(data: ReportData) -> Iterable[Fact]:
             value=f"{1.0 / ratio:.3g}×",
             detail=detail,
         )
-
-
-def _range(record: Record) -> str:
-    low = record.speedup_low
-    high = record.speedup_high
-    if low is None or high is None:
-        return ""
-    kind = INTERVAL.replace(" %", "\u202f%")
-    if record.source == "measured":
-        kind = "lowest to highest"
-    return f"{low:.2f}–{high:.2f}, {kind}"
 
 
 def _draft(record: Record) -> str:

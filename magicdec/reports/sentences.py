@@ -1,121 +1,50 @@
-"""A plan's choice in sentences: what to do and by how much, from what acceptance, what bounds it,
-and what would change it. Terminal, page, report and exports use the same ones.
+"""Sentences on a plan's choice for one case, by what they are about. Terminal, page, report and exports
+use the same ones; story.py says in which order.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 
-from magicdec.counts import CAUSES, Z_90
-from magicdec.naming import ENGINE_TITLES, METHODS, device_name, draft_name, method_name
+from magicdec.counts import Z_90
+from magicdec.naming import ENGINE_TITLES, METHODS, draft_name, method_name
+from magicdec.reports.words import (
+    BOTH_SAID,
+    devices_of,
+    drafting_of,
+    gain_of,
+    sentence,
+    users_of,
+    with_ends,
+)
 from magicdec.schema import (
     Candidate,
     CaseAnswer,
     Choice,
     Drafting,
-    Gain,
     LaneEvidence,
-    NeedsAcceptance,
-    Percentiles,
+    OfTask,
+    Outlook,
     Plan,
     Request,
-    Traffic,
-    TrafficLoad,
 )
 from magicdec.tasks import NO_TASK, usual_lengths
 from magicdec.units import (
     MILLI,
     PERCENT,
     format_count,
-    format_interval,
     format_number,
     format_percent,
     format_seconds,
-    format_tokens,
 )
 
-LOW_RATE = 0.6
-"""Published drafts accept at least this share of first tokens on the text they were trained for."""
-WORTH_A_TRY = 0.4
-"""Rate up to which a draft of unknown acceptance that pays from there is suggested."""
-BOUND_WORTH_SAYING = 0.5
-"""Share of prefill from which its bound on every draft's gain is said."""
-MOST_SURE = 0.99
+# The answer
+# --------------------------------------------------------------------------------------------------
+
+
 QUITE_SURE = 0.9
 """Probability of a gain above which no other draft is suggested."""
-BOTH_SAID = 0.03
-"""Relative difference of two gains from which both are said."""
-LEAST_NAMED = 0.02
-"""Change of a rate from which its reason is named."""
-REASONS = {
-    "waves and prompts": "whole steps, chunks of prompts and replicas of their own",
-    "arrivals that bunch": "arrivals that bunch",
-    "percentiles": "limits on percentiles instead of means",
-}
-"""Words for the parts of what lies between steady batches and a simulation."""
-FEW_NAMED = 4
-"""Loads without a draft that are still named one by one."""
-USUAL_FORMAT = "bf16"
-"""Format of weights that goes without saying."""
-GIVEN = "given"
-"""Source of an acceptance rate that was asked with."""
-SLOW_VERIFICATION = 1.5
-"""Decode steps that a verification takes, from which it is said."""
-
-
-def drafting_of(row: Candidate) -> str:
-    """The draft and gamma: "EAGLE-3, gamma 3"."""
-    name = draft_name(row.draft, row.draft_method, row.draft_budget)
-    return f"{name}, gamma {row.gamma}"
-
-
-def gain_of(row: Candidate, on_texts: str = "") -> str:
-    """The gain with its interval and probability: "1.35x faster (90 % interval 0.92–1.71); 87 % likely
-    to pay". It is the expected one, which configurations are ranked by; the median is named where it
-    differs."""
-    gain = row.gain
-    direction = "as fast"
-    if gain.speedup >= 1.0:
-        direction = "faster"
-    interval = format_interval(gain.low, gain.high)
-    if abs(gain.median / gain.speedup - 1.0) > BOTH_SAID:
-        interval += f", median {gain.median:.2f}"
-    text = f"{gain.speedup:.2f}x {direction} ({interval})"
-    if on_texts:
-        text += f", {on_texts}"
-    return f"{text}; {probability_of(row)} likely to pay"
-
-
-def with_ends(gain: Gain) -> str:
-    """A speedup and its 90 % interval: "1.35x (0.92–1.71)"."""
-    return f"{gain.speedup:.2f}x ({gain.low:.2f}–{gain.high:.2f})"
-
-
-def probability_of(row: Candidate) -> str:
-    """The probability that a draft pays, never as certain."""
-    probability = row.gain.probability
-    if probability > MOST_SURE:
-        return f"over {format_percent(MOST_SURE)}"
-    if probability < 1.0 - MOST_SURE:
-        return f"under {format_percent(1.0 - MOST_SURE)}"
-    return format_percent(probability)
-
-
-def users_of(row: Candidate) -> str:
-    """Users that are served at once, of all replicas."""
-    return format_count(row.batch_size * row.num_replicas, "user")
-
-
-def devices_of(row: Candidate) -> str:
-    """The devices of all replicas: "8 x H200 SXM 141 GB (4 replicas)"."""
-    count = row.num_gpus * row.num_replicas
-    name = device_name(row.hardware).replace("\u00a0", " ")
-    devices = f"{count} x {name}"
-    if row.num_replicas > 1:
-        return f"{devices} ({row.num_replicas} replicas)"
-    return devices
 
 
 def first_line(case: CaseAnswer) -> str:
@@ -135,6 +64,13 @@ def first_line(case: CaseAnswer) -> str:
         gain = gain_of(row, on_texts(choice))
         action = f"{verb} {where} with {drafting_of(row)}: {gain}."
     return " ".join([*choice.faults, action])
+
+
+def considered(choice: Choice) -> Candidate | None:
+    """The draft that is taken, else the best of those that are not."""
+    if choice.row.is_speculative:
+        return choice.row
+    return choice.left_out
 
 
 def on_texts(choice: Choice) -> str:
@@ -181,9 +117,146 @@ def _why_not(choice: Choice) -> str:
     return f": the best draft, {drafting}, would be {gain}"
 
 
-def causes_line(choice: Choice) -> str:
-    """Why a measured draft may accept nothing."""
-    return CAUSES if choice.faults else ""
+def unpublished(row: Candidate) -> str:
+    """Why a draft is not run that nobody published for the model."""
+    kind = method_name(row.draft_method)
+    return f"no {kind} head is published for this model, one would have to be trained first"
+
+
+# Other drafts
+# --------------------------------------------------------------------------------------------------
+
+
+LOW_RATE = 0.6
+"""Published drafts accept at least this share of first tokens on the text they were trained for."""
+WORTH_A_TRY = 0.4
+"""Rate up to which a draft of unknown acceptance that pays from there is suggested."""
+
+
+def tie_line(choice: Choice) -> str:
+    """The draft that is as good as the one taken, over the texts that count where none was named."""
+    tied = choice.tied
+    if tied is None:
+        return ""
+    # its interval and its probability stand in the table, too
+    gain = with_ends(tied.gain)
+    apart = abs(tied.gain.speedup / choice.row.gain.speedup - 1.0)
+    outlook = choice.outlook
+    if outlook is not None and apart > BOTH_SAID:
+        aside = [task.task for task in outlook.tasks if task.weight == 0.0]
+        if aside:  # the gains are over all texts, the choice is not
+            texts = " and ".join(aside)
+            return sentence(
+                f"{drafting_of(tied)} is as good on average; {gain} counting {texts}"
+            )
+    return sentence(f"{drafting_of(tied)} is as good: {gain}")
+
+
+def to_train_line(choice: Choice) -> str:
+    """The gain of a draft that would have to be trained first."""
+    row = choice.to_train
+    if row is None:
+        return ""
+    return (
+        f"If one were trained, with the acceptance of other models' heads, {drafting_of(row)} would be "
+        f"{gain_of(row)}."
+    )
+
+
+def plugin_line(choice: Choice) -> str:
+    row = choice.with_plugin
+    if row is None:
+        return ""
+    drafting = f"{drafting_of(row)} with {users_of(row)}"
+    own = f"{drafting}, {gain_of(row)}"
+    return f"With --plugin (our vLLM plugin, not yet measured on a GPU): {own}."
+
+
+def not_ranked_line(plan: Plan) -> str:
+    """Drafts of unknown acceptance, each with the rate from which it would be faster."""
+    if not plan.needs_acceptance:
+        return ""
+    wanted = []
+    for draft in plan.needs_acceptance:
+        name = draft.draft
+        if name == "self":
+            name = draft.draft_method
+        rate = draft.break_even_acceptance_rate
+        wanted.append(f"{name} at no rate" if rate is None else f"{name} {rate:.2f}")
+    return (
+        f"Not ranked, since no acceptance is known for {plan.model}; a draft would pay from a rate "
+        f"of: {', '.join(wanted)}."
+    )
+
+
+def worth_profiling(plan: Plan, case: CaseAnswer) -> str:
+    """A draft of unknown acceptance that pays from a low rate, where no draft surely does."""
+    if case is not plan.cases[0]:
+        return ""
+    if case.choice.is_speculative and case.choice.row.gain.probability > QUITE_SURE:
+        return ""
+    if any(METHODS[row.draft_method].is_trained_apart for row in plan.candidates):
+        return ""  # a published head is ranked already
+    rates: dict[str, float] = {}
+    for draft in plan.needs_acceptance:
+        if draft.break_even_acceptance_rate is not None:
+            rates[method_name(draft.draft_method)] = draft.break_even_acceptance_rate
+    if not rates:
+        return ""
+    name = min(rates, key=lambda method: rates[method])
+    rate = rates[name]
+    if rate > WORTH_A_TRY:
+        return ""
+    return (
+        f"No acceptance of {name} is known for this model; it pays from a rate of {format_percent(rate)}, and "
+        f"published heads reach {format_percent(LOW_RATE)} and more: find or train one."
+    )
+
+
+# Room and limits
+# --------------------------------------------------------------------------------------------------
+
+
+def where_it_fits(choice: Choice) -> str:
+    verbs = {"no room": "fits", "over limits": "keeps the limits"}
+    left_out = choice.left_out
+    if left_out is None or choice.outcome not in verbs:
+        return ""
+    verb = verbs[choice.outcome]
+    name = draft_name(left_out.draft, left_out.draft_method, left_out.draft_budget)
+    row = choice.left_out_fits
+    if row is None:
+        return f"{name} {verb} with no number of users."
+    users = format_count(row.batch_size, "user")
+    gain = f"gamma {row.gamma}, {gain_of(row)}"
+    return f"{name} {verb} with up to {users}: {gain}."
+
+
+def waiting_line(plan: Plan, case: CaseAnswer) -> str:
+    """Users that were asked for and do not fit."""
+    asked = min(plan.request.batch_sizes, default=0)
+    served = case.best.batch_size
+    if asked <= served or not case.best_by_batch:
+        return ""
+    line = f"{asked} users do not fit at once: {served} are served, the others wait"
+    alone = int(case.memory.largest_autoregressive_batch)
+    if alone > served:
+        return f"{line} ({alone} fit without a draft)."
+    return f"{line}."
+
+
+def limit_lines(choice: Choice) -> list[str]:
+    lines = []
+    for limit in choice.limits:
+        allowed = format_seconds(limit.limit_s)
+        verdict = "missed"
+        if limit.is_kept:
+            verdict = "kept"
+        reached = ", overload"
+        if limit.value_s is not None:
+            reached = f" ({format_seconds(limit.value_s)})"
+        lines.append(f"Limit on {limit.of} {allowed}: {verdict}{reached}.")
+    return lines
 
 
 def at_limit(plan: Plan, case: CaseAnswer) -> str:
@@ -216,27 +289,21 @@ def _per_device(row: Candidate) -> str:
     return f"{rate} tokens/s per GPU ({row.layout.label}, {users} per replica)"
 
 
-def waiting_line(plan: Plan, case: CaseAnswer) -> str:
-    """Users that were asked for and do not fit."""
-    asked = min(plan.request.batch_sizes, default=0)
-    served = case.best.batch_size
-    if asked <= served or not case.best_by_batch:
-        return ""
-    line = f"{asked} users do not fit at once: {served} are served, the others wait"
-    alone = int(case.memory.largest_autoregressive_batch)
-    if alone > served:
-        return f"{line} ({alone} fit without a draft)."
-    return f"{line}."
+# Acceptance, and what rests on it
+# --------------------------------------------------------------------------------------------------
 
 
 NAME_THE_TEXT = "name your text with --task"
+GIVEN = "given"
+"""Source of an acceptance rate that was asked with."""
+NONE_IS_FASTER = "no draft is faster"
+CHANGES = 0.02
+"""Loss of tokens per second from which another text is said to change the choice."""
 
 
 def acceptance_line(choice: Choice) -> str:
     """The text that acceptance is of, and where it comes from."""
-    row = choice.left_out
-    if choice.row.is_speculative:
-        row = choice.row
+    row = considered(choice)
     if row is None:
         return ""
     return acceptance_of(row.drafting)
@@ -253,25 +320,6 @@ def acceptance_of(drafting: Drafting) -> str:
     if drafting.acceptance_text:
         return f"Acceptance on {drafting.acceptance_text}: {source}{more}."
     return f"Acceptance: {source}{more}; {NAME_THE_TEXT}."
-
-
-def tie_line(choice: Choice) -> str:
-    """The draft that is as good as the one taken, over the texts that count where none was named."""
-    tied = choice.tied
-    if tied is None:
-        return ""
-    # its interval and its probability stand in the table, too
-    gain = with_ends(tied.gain)
-    apart = abs(tied.gain.speedup / choice.row.gain.speedup - 1.0)
-    outlook = choice.outlook
-    if outlook is not None and apart > BOTH_SAID:
-        aside = [task.task for task in outlook.tasks if task.weight == 0.0]
-        if aside:  # the gains are over all texts, the choice is not
-            texts = " and ".join(aside)
-            return _sentence(
-                f"{drafting_of(tied)} is as good on average; {gain} counting {texts}"
-            )
-    return _sentence(f"{drafting_of(tied)} is as good: {gain}")
 
 
 def evidence_line(evidence: LaneEvidence | None) -> str:
@@ -295,247 +343,86 @@ def evidence_line(evidence: LaneEvidence | None) -> str:
     return f"{line}, from {sources} only: ±{format_percent(within)}, as for {evidence.width_of}."
 
 
-def where_it_fits(choice: Choice) -> str:
-    verbs = {"no room": "fits", "over limits": "keeps the limits"}
-    left_out = choice.left_out
-    if left_out is None or choice.outcome not in verbs:
-        return ""
-    verb = verbs[choice.outcome]
-    name = draft_name(left_out.draft, left_out.draft_method, left_out.draft_budget)
-    row = choice.left_out_fits
-    if row is None:
-        return f"{name} {verb} with no number of users."
-    users = format_count(row.batch_size, "user")
-    gain = f"gamma {row.gamma}, {gain_of(row)}"
-    return f"{name} {verb} with up to {users}: {gain}."
-
-
-def unpublished(row: Candidate) -> str:
-    """Why a draft is not run that nobody published for the model."""
-    kind = method_name(row.draft_method)
-    return f"no {kind} head is published for this model, one would have to be trained first"
-
-
-def to_train_line(choice: Choice) -> str:
-    """The gain of a draft that would have to be trained first."""
-    row = choice.to_train
+def spread_line(choice: Choice) -> str:
+    """The gain of the draft that was considered, by its acceptance, and where it breaks even."""
+    row = considered(choice)
     if row is None:
         return ""
+    return by_acceptance(row)
+
+
+def by_acceptance(row: Candidate) -> str:
+    """The gain at the acceptance's 10th, 50th and 90th percentile, and where it breaks even."""
+    known = row.by_acceptance
+    if known is None:
+        return ""
+    even = _break_even(row)
+    speedups = [f"{value:.2f}" for value in known.speedup]
+    if speedups[0] == speedups[-1]:
+        return even
     return (
-        f"If one were trained, with the acceptance of other models' heads, {drafting_of(row)} would be "
-        f"{gain_of(row)}."
+        f"If acceptance is low, typical or high (10th, 50th, 90th percentile): "
+        f"{speedups[0]}x, {speedups[1]}x, {speedups[2]}x. {even}"
     )
 
 
-def plugin_line(choice: Choice) -> str:
-    row = choice.with_plugin
-    if row is None:
-        return ""
-    drafting = f"{drafting_of(row)} with {users_of(row)}"
-    own = f"{drafting}, {gain_of(row)}"
-    return f"With --plugin (our vLLM plugin, not yet measured on a GPU): {own}."
+def _break_even(row: Candidate) -> str:
+    """Tokens per step at which the draft is as fast as none, next to what is expected."""
+    least = row.drafting.break_even_tokens_per_step
+    if least is None:
+        return "No number of tokens per step breaks even."
+    even = f"Break-even at {least:.2f} tokens per step"
+    most = row.gamma + 1
+    if least > most:
+        return f"{even}, more than the {most} that gamma {row.gamma} allows."
+    expected = row.drafting.tokens_per_step
+    return f"{even}; {expected:.2f} expected."
 
 
-def plugin_lines(cases: Sequence[CaseAnswer]) -> list[str]:
-    """A line on the drafts that need the plugin in several cases, where they gain most."""
-    rows = [case.choice.with_plugin for case in cases]
-    gains = [row for row in rows if row is not None]
-    if not gains:
+def task_lines(outlook: Outlook | None) -> list[str]:
+    """A line per class of text where none was named: the choice's gain, and a faster draft. Classes
+    with equal lines share one."""
+    if outlook is None:
         return []
-    best = max(gains, key=lambda row: row.speedup)
-    count = f"{len(gains)} of {len(cases)}"
-    where = f"{best.hardware} at {format_tokens(best.context_len)}"
-    return [
-        "With --plugin (our vLLM plugin, not yet measured on a GPU) a draft is faster in "
-        f"{count}, most on {where}: {drafting_of(best)}, {gain_of(best)}."
-    ]
+    tasks: dict[str, list[str]] = {}
+    for task in outlook.tasks:
+        tasks.setdefault(_gains_on(task), []).append(task.task)
+    none = tasks.pop(NONE_IS_FASTER, [])
+    if none:  # said last
+        tasks[NONE_IS_FASTER] = none
+    return [f"On {', '.join(names)}: {gains}." for gains, names in tasks.items()]
 
 
-def left_aside(case: CaseAnswer) -> str:
-    """A line on the fastest draft of one case of several, where it does not fit or is too slow."""
-    fits = where_it_fits(case.choice)
-    if not fits:
+def _gains_on(task: OfTask) -> str:
+    """A text's gain with the chosen draft, and with its own best one where that is faster."""
+    parts = []
+    drafts = task.own.high > task.own.low
+    if drafts:
+        parts.append(with_ends(task.own))
+    if task.changes >= CHANGES:
+        if task.draft == "none":
+            parts.append("faster without a draft")
+        else:
+            name = draft_name(task.draft, task.draft_method, task.draft_budget)
+            parts.append(f"{name}, gamma {task.gamma}, {with_ends(task.best)}")
+    return "; best ".join(parts) or NONE_IS_FASTER
+
+
+def measure_line(outlook: Outlook | None) -> str:
+    """The command that measures the draft's acceptance, where nobody did."""
+    if outlook is None or not outlook.measure:
         return ""
-    context = format_tokens(case.context_len)
-    return f"{case.hardware}, context {context}: {fits}"
+    return f"To measure its acceptance: {outlook.measure}"
 
 
-def limit_lines(choice: Choice) -> list[str]:
-    lines = []
-    for limit in choice.limits:
-        allowed = format_seconds(limit.limit_s)
-        verdict = "missed"
-        if limit.is_kept:
-            verdict = "kept"
-        reached = ", overload"
-        if limit.value_s is not None:
-            reached = f" ({format_seconds(limit.value_s)})"
-        lines.append(f"Limit on {limit.of} {allowed}: {verdict}{reached}.")
-    return lines
-
-
-def is_prefill_bound(choice: Choice) -> bool:
-    """Whether prefill takes so much of each request that it bounds the gain."""
-    requests = choice.without_draft.requests
-    return requests is not None and requests.prefill_share >= BOUND_WORTH_SAYING
-
-
-def prefill_line(choice: Choice) -> str:
-    """The bound that prefill sets to every draft's gain."""
-    requests = choice.without_draft.requests
-    if requests is None or not is_prefill_bound(choice):
-        return ""
-    share = requests.prefill_share
-    bound = f"{1.0 / share:.2f}x"
-    users = users_of(choice.row)
-    return f"Prefill is {format_percent(share)} of each request, so with {users} no draft gains more than {bound}."
-
-
-def verification_line(case: CaseAnswer) -> str:
-    """How many decode steps a verification takes, where it is slow, and its slowest operation."""
-    choice = case.choice
-    row = choice.left_out
-    if choice.row.is_speculative:
-        row = choice.row
-    if row is None:
-        return ""
-    steps = row.step.verify_s / row.step.autoregressive_s
-    if steps < SLOW_VERIFICATION:
-        return ""
-    num_tokens = row.gamma + 1
-    line = f"Verifying {num_tokens} tokens takes {steps:.1f} decode steps"
-    once = _seconds_by_operation(case, "autoregressive")
-    verified = _seconds_by_operation(case, "verify")
-    if not verified:
-        return f"{line}."
-    name = max(verified, key=lambda name: verified[name] - once.get(name, 0.0))
-    before_ms = once.get(name, 0.0) / MILLI
-    after_ms = verified[name] / MILLI
-    times = f"{format_number(after_ms)} ms instead of {format_number(before_ms)}"
-    takes = "take" if name.endswith("s") else "takes"
-    return f"{line}; {name} alone {takes} {times}."
-
-
-def _seconds_by_operation(case: CaseAnswer, name: str) -> dict[str, float]:
-    seconds: dict[str, float] = defaultdict(float)
-    for operation in case.breakdown.get(name, []):
-        seconds[operation.op] += operation.time_s
-    return seconds
-
-
-def worth_profiling(plan: Plan, case: CaseAnswer) -> str:
-    """A draft of unknown acceptance that pays from a low rate, where no draft surely does."""
-    if case is not plan.cases[0]:
-        return ""
-    if case.choice.is_speculative and case.choice.row.gain.probability > QUITE_SURE:
-        return ""
-    if any(METHODS[row.draft_method].is_trained_apart for row in plan.candidates):
-        return ""  # a published head is ranked already
-    rates: dict[str, float] = {}
-    for draft in plan.needs_acceptance:
-        if draft.break_even_acceptance_rate is not None:
-            rates[method_name(draft.draft_method)] = draft.break_even_acceptance_rate
-    if not rates:
-        return ""
-    name = min(rates, key=lambda method: rates[method])
-    rate = rates[name]
-    if rate > WORTH_A_TRY:
-        return ""
-    return (
-        f"No acceptance of {name} is known for this model; it pays from a rate of {format_percent(rate)}, and "
-        f"published heads reach {format_percent(LOW_RATE)} and more: find or train one."
-    )
-
-
-# Several cases
+# Time and cost
 # --------------------------------------------------------------------------------------------------
 
 
-def loads_lines(plan: Plan) -> list[str]:
-    """The devices, contexts or batches at which a draft is expected to pay, and its gain there."""
-    loads = loads_of(plan.cases)
-    where = _told_apart(loads)
-    drafted = [row for row in loads if row.is_speculative]
-    total = f"{len(loads)} {_kind_of_loads(loads)}"
-    if not drafted:
-        line = f"Decode without a draft at all {total}"
-        to_train = [case.choice.to_train for case in plan.cases if case.choice.to_train]
-        if not to_train:
-            return [f"{line}: none is expected to pay.", *_acceptance_lines(plan)]
-        most = max(to_train, key=lambda row: row.gain.speedup)
-        gain = f"trained, {drafting_of(most)} would be {gain_of(most)} at {where(most)}"
-        return [f"{line}: {unpublished(most)}.", f"{gain[0].upper()}{gain[1:]}."]
-    alone = [row for row in loads if not row.is_speculative]
-    best = max(drafted, key=lambda row: row.gain.speedup)
-    least = min(drafted, key=lambda row: row.gain.speedup)
-    likely = [row for row in drafted if row.gain.probability >= 0.5]
-    line = f"A draft gains on average at {len(drafted)} of {total}"
-    if len(likely) < len(drafted):
-        line += f" (more likely than not at {len(likely)})"
-    line += f", most at {where(best)}: {drafting_of(best)}, {gain_of(best)}"
-    if least is not best:
-        gain = f"{least.gain.speedup:.2f}x, {probability_of(least)}"
-        line += f"; least at {where(least)}: {gain}"
-    if alone and len(alone) <= FEW_NAMED:
-        places = ", ".join(map(where, alone))
-        line += f". Without a draft at {places}"
-    return [f"{line}.", *_acceptance_lines(plan)]
-
-
-def loads_of(cases: Sequence[CaseAnswer]) -> list[Candidate]:
-    """The best of each load of several cases."""
-    rows: list[Candidate] = []
-    for case in cases:
-        rows += case.best_by_batch or [case.best]
-    return rows
-
-
-def _acceptance_lines(plan: Plan) -> list[str]:
-    lines: list[str] = []
-    for case in plan.cases:
-        line = acceptance_line(case.choice)
-        if line and line not in lines:
-            lines.append(line)
-    if len(lines) > 1:
-        first = lines[0].removesuffix(".")
-        return [f"{first}; other loads have other sources (--all)."]
-    return lines
-
-
-def _told_apart(loads: Sequence[Candidate]) -> Callable[[Candidate], str]:
-    """Name a load by its device, context and batch, as far as these differ among the loads."""
-    devices = {row.hardware for row in loads}
-    contexts = {row.context_len for row in loads}
-    places = {(row.hardware, row.context_len) for row in loads}
-
-    def words(row: Candidate) -> str:
-        parts = []
-        if len(devices) > 1:
-            parts.append(row.hardware)
-        if len(contexts) > 1:
-            parts.append(format_tokens(row.context_len))
-        if len(places) < len(loads):
-            parts.append(f"batch {row.batch_size}")
-        return " ".join(parts)
-
-    return words
-
-
-def _kind_of_loads(loads: Sequence[Candidate]) -> str:
-    """Name what tells loads apart: "devices", "contexts" or "batches", or "loads" if several do."""
-    differing = {
-        "devices": len({row.hardware for row in loads}),
-        "contexts": len({row.context_len for row in loads}),
-        "batches": len({row.batch_size for row in loads}),
-    }
-    for kind, num_values in differing.items():
-        if num_values == len(loads):
-            return kind
-    return "loads"
-
-
-# What was asked, and decoding with and without the draft
-# --------------------------------------------------------------------------------------------------
+SLOW_VERIFICATION = 1.5
+"""Decode steps that a verification takes, from which it is said."""
+BOUND_WORTH_SAYING = 0.5
+"""Share of prefill from which its bound on every draft's gain is said."""
 
 
 def decoding_line(plan: Plan, case: CaseAnswer) -> str:
@@ -559,14 +446,6 @@ def plain_line(plan: Plan, case: CaseAnswer) -> str:
         return ""
     without = _ms_and_rate(case.autoregressive)
     return f"Without a draft: {without}{_per_replica(best)}{_best_batch(plan, case)}."
-
-
-def cost_line(case: CaseAnswer) -> str:
-    """That a cost leaves out prefill, where no length of answers is known."""
-    best = case.best
-    if best.requests is not None or best.cost.per_million_tokens_usd is None:
-        return ""
-    return "$/Mtok counts decoding alone; --gen-len or --workload adds prefill."
 
 
 def _per_replica(row: Candidate) -> str:
@@ -603,6 +482,52 @@ def _best_batch(answer: Plan, case: CaseAnswer) -> str:
     return f"; {which} {where}: {_ms_and_rate(ceiling)}"
 
 
+def verification_line(case: CaseAnswer) -> str:
+    """How many decode steps a verification takes, where it is slow, and its slowest operation."""
+    row = considered(case.choice)
+    if row is None:
+        return ""
+    steps = row.step.verify_s / row.step.autoregressive_s
+    if steps < SLOW_VERIFICATION:
+        return ""
+    num_tokens = row.gamma + 1
+    line = f"Verifying {num_tokens} tokens takes {steps:.1f} decode steps"
+    once = _seconds_by_operation(case, "autoregressive")
+    verified = _seconds_by_operation(case, "verify")
+    if not verified:
+        return f"{line}."
+    name = max(verified, key=lambda name: verified[name] - once.get(name, 0.0))
+    before_ms = once.get(name, 0.0) / MILLI
+    after_ms = verified[name] / MILLI
+    times = f"{format_number(after_ms)} ms instead of {format_number(before_ms)}"
+    takes = "take" if name.endswith("s") else "takes"
+    return f"{line}; {name} alone {takes} {times}."
+
+
+def _seconds_by_operation(case: CaseAnswer, name: str) -> dict[str, float]:
+    seconds: dict[str, float] = defaultdict(float)
+    for operation in case.breakdown.get(name, []):
+        seconds[operation.op] += operation.time_s
+    return seconds
+
+
+def is_prefill_bound(choice: Choice) -> bool:
+    """Whether prefill takes so much of each request that it bounds the gain."""
+    requests = choice.without_draft.requests
+    return requests is not None and requests.prefill_share >= BOUND_WORTH_SAYING
+
+
+def prefill_line(choice: Choice) -> str:
+    """The bound that prefill sets to every draft's gain."""
+    requests = choice.without_draft.requests
+    if requests is None or not is_prefill_bound(choice):
+        return ""
+    share = requests.prefill_share
+    bound = f"{1.0 / share:.2f}x"
+    users = users_of(choice.row)
+    return f"Prefill is {format_percent(share)} of each request, so with {users} no draft gains more than {bound}."
+
+
 def requests_line(case: CaseAnswer, *, every: bool) -> str:
     """The time of decoding next to that of whole requests."""
     best = case.best
@@ -627,42 +552,23 @@ def requests_line(case: CaseAnswer, *, every: bool) -> str:
         parts.append(
             f"with a static batch, which waits for its slowest sequence: {static:.2f}x"
         )
-    return _sentence("; ".join(parts))
+    return sentence("; ".join(parts))
 
 
-def _sentence(text: str) -> str:
-    if not text:
+def cost_line(case: CaseAnswer) -> str:
+    """That a cost leaves out prefill, where no length of answers is known."""
+    best = case.best
+    if best.requests is not None or best.cost.per_million_tokens_usd is None:
         return ""
-    return f"{text[0].upper()}{text[1:]}."
+    return "$/Mtok counts decoding alone; --gen-len or --workload adds prefill."
 
 
-# Where the answer changes
+# What was asked, and what to ask next
 # --------------------------------------------------------------------------------------------------
 
 
-def lengths_text(answer: Plan, context_len: int) -> str:
-    """Tokens in and out, and whether they are the usual ones of the task."""
-    request = answer.request
-    if not request.gen_len or request.workload is not None:
-        if answer.context_is_default:
-            return f"context {context_len} (default)"
-        return f"context {context_len}"
-    text = f"{context_len} tokens in, {request.gen_len} out"
-    if request.task is None and request.rate is None:
-        return text
-    usual = usual_lengths(request.task)
-    if request.gen_len != usual.output_len:
-        return text
-    task = request.task or NO_TASK
-    return f"{text} (usual for {task})"
-
-
-def model_text(answer: Plan) -> str:
-    """The model, and the format of its weights where that is not the usual one."""
-    weights = answer.precision.weight_dtype
-    if weights == USUAL_FORMAT:
-        return answer.model
-    return f"{answer.model} in {weights}"
+USUAL_FORMAT = "bf16"
+"""Format of weights that goes without saying."""
 
 
 def asked_line(answer: Plan, case: CaseAnswer, *, devices: bool = True) -> str:
@@ -694,6 +600,31 @@ def asked_line(answer: Plan, case: CaseAnswer, *, devices: bool = True) -> str:
     return f"{served}: {batch}, {lengths}{budget}, {scope}."
 
 
+def model_text(answer: Plan) -> str:
+    """The model, and the format of its weights where that is not the usual one."""
+    weights = answer.precision.weight_dtype
+    if weights == USUAL_FORMAT:
+        return answer.model
+    return f"{answer.model} in {weights}"
+
+
+def lengths_text(answer: Plan, context_len: int) -> str:
+    """Tokens in and out, and whether they are the usual ones of the task."""
+    request = answer.request
+    if not request.gen_len or request.workload is not None:
+        if answer.context_is_default:
+            return f"context {context_len} (default)"
+        return f"context {context_len}"
+    text = f"{context_len} tokens in, {request.gen_len} out"
+    if request.task is None and request.rate is None:
+        return text
+    usual = usual_lengths(request.task)
+    if request.gen_len != usual.output_len:
+        return text
+    task = request.task or NO_TASK
+    return f"{text} (usual for {task})"
+
+
 def limits_text(request: Request) -> str:
     """The limits on latency that were asked for."""
     limits = {
@@ -709,15 +640,6 @@ def limits_text(request: Request) -> str:
     if not asked:
         return "no limits on latency"
     return f"limits {' and '.join(asked)}"
-
-
-def asked_of_traffic(answer: Plan, traffic: Traffic) -> str:
-    """Model, device, engine, rate, lengths and limits of an answer for a rate."""
-    served = f"{answer.model} on {answer.hardware}, {answer.engine}"
-    rate = format_number(traffic.rate_per_s)
-    lengths = lengths_text(answer, answer.context_len)
-    limits = limits_text(answer.request)
-    return f"{served}: {rate} requests/s, {lengths}, {limits}"
 
 
 def for_latency_line(case: CaseAnswer) -> str:
@@ -749,28 +671,6 @@ def for_throughput_line(case: CaseAnswer) -> str:
     )
 
 
-def not_ranked_line(plan: Plan) -> str:
-    """Drafts of unknown acceptance, each with the rate from which it would be faster."""
-    if not plan.needs_acceptance:
-        return ""
-    wanted = ", ".join(map(_break_even_rate, plan.needs_acceptance))
-    return (
-        f"Not ranked, since no acceptance is known for {plan.model}; a draft would pay from a rate "
-        f"of: {wanted}."
-    )
-
-
-def _break_even_rate(draft: NeedsAcceptance) -> str:
-    """A draft of unknown acceptance, and the rate from which it would be faster."""
-    name = draft.draft
-    if name == "self":
-        name = draft.draft_method
-    rate = draft.break_even_acceptance_rate
-    if rate is None:
-        return f"{name} at no rate"
-    return f"{name} {rate:.2f}"
-
-
 def next_line(answer: Plan, *, every: bool, saved_as: str | None) -> str:
     """The step that follows the answer; `saved_as`: the file that it was written to."""
     more = " (--all, --why: more)"
@@ -789,159 +689,3 @@ def next_line(answer: Plan, *, every: bool, saved_as: str | None) -> str:
     if answer.needs_acceptance and not answer.candidates:
         return f"give --acceptance-rate or --acceptance FILE{more}"
     return f"magicdec explore tries other loads and devices{more}"
-
-
-# Under arrivals
-# --------------------------------------------------------------------------------------------------
-
-
-def load_name(load: TrafficLoad) -> str:
-    """A draft with its policy in a few words."""
-    if not load.is_speculative:
-        return "no draft"
-    gamma = load.policy
-    if not load.policy.startswith("gamma"):
-        gamma = f"gamma {load.policy}"
-    name = draft_name(load.draft, load.draft_method, load.draft_budget)
-    return f"{name}, {gamma}"
-
-
-def traffic_line(traffic: Traffic) -> str:
-    """The devices for a rate, and what speculation changes; or what too few devices keep."""
-    best = traffic.best
-    rate = format_number(traffic.rate_per_s)
-    spread = f"{_replicas(best)} with {load_name(best)}"
-    if not traffic.is_enough:
-        highest = _highest_rate(best)
-        verb = "serves" if best.num_gpus == 1 else "serve"
-        line = f"{spread} {verb} up to {highest} of {rate} requests/s"
-        if best.may_keep:
-            line += ", so perhaps all"
-        return f"{line}: {_needed(traffic)}"
-    line = f"Serve {rate} requests/s on {spread}"
-    other = traffic.autoregressive
-    if not best.is_speculative:
-        other = traffic.speculative
-    if other is None:
-        return f"{line}{_no_other(traffic)}"
-    with_other = f"with {load_name(other)}"
-    if other.num_gpus > best.num_gpus:
-        return f"{line}; {with_other} it takes {_devices_for(other)}"
-    if best.highest_rate_per_s is None or other.highest_rate_per_s is None:
-        return f"{line}; {with_other} it takes as many"
-    highest = _highest_rate(best)
-    return f"{line}: up to {highest} requests/s, {with_other} {_highest_rate(other)}"
-
-
-def _highest_rate(load: TrafficLoad) -> str:
-    """The highest rate that a load's devices keep, with its interval."""
-    highest = format_number(load.highest_rate_per_s or 0.0)
-    if load.highest_rate_low_per_s is None or load.highest_rate_high_per_s is None:
-        return highest
-    low = format_number(load.highest_rate_low_per_s)
-    high = format_number(load.highest_rate_high_per_s)
-    return f"{highest} ({low}–{high})"
-
-
-def _devices_for(load: TrafficLoad) -> str:
-    """The devices that a load takes, and with 90 % at least and at most."""
-    ends = load.num_gpus_low, load.num_gpus_high
-    if None in ends or ends == (load.num_gpus, load.num_gpus):
-        return str(load.num_gpus)
-    return f"{load.num_gpus} ({ends[0]}–{ends[1]})"
-
-
-def sure_devices_line(traffic: Traffic) -> str:
-    """The devices that keep the rate with 95 %, where those of the answer may be too few."""
-    best = traffic.best
-    if not traffic.is_enough or best.highest_rate_low_per_s is None:
-        return ""
-    if best.highest_rate_low_per_s >= traffic.rate_per_s:
-        return "these devices keep the rate with over 95 %"
-    if best.num_gpus_high is None:
-        return "no number of these devices keeps the rate with 95 %"
-    return f"it takes {best.num_gpus_high} devices to keep the rate with 95 %"
-
-
-def _replicas(load: TrafficLoad) -> str:
-    """The devices of a load, and how they are spread: "8 devices (4 replicas, tp 2)"."""
-    devices = format_count(load.num_gpus, "device")
-    replicas = format_count(load.num_replicas, "replica")
-    return f"{devices} ({replicas}, {load.layout})"
-
-
-def _needed(traffic: Traffic) -> str:
-    """The devices that the whole rate takes, the fewest first."""
-    loads = []
-    for load in (traffic.autoregressive, traffic.speculative):
-        if load is not None:
-            loads.append(load)
-    if not loads:
-        return "no number of devices was found to serve all"
-    loads.sort(key=lambda load: load.num_gpus)
-    first, *others = loads
-    line = f"for all it takes {_devices_for(first)} with {load_name(first)}"
-    for other in others:
-        line += f", and {_devices_for(other)} with {load_name(other)}"
-    return line
-
-
-def _no_other(traffic: Traffic) -> str:
-    """Why nothing is compared with the best."""
-    kept = "keeps the limits" if traffic.has_limits else "keeps up"
-    if traffic.best.is_speculative:
-        return f"; without a draft no number of devices {kept}"
-    if traffic.lacking:
-        return f": {traffic.lacking[0]}"
-    return f"; no draft {kept} there, or none has a known acceptance"
-
-
-def percentiles_line(load: TrafficLoad) -> str:
-    """p50 and p95 of both latencies, and the headroom."""
-    if load.ttft is None:
-        return "overloaded: the queue grows without bound"
-    of_ttft = load.ttft_p95_low_s, load.ttft_p95_high_s
-    parts = [_p50_and_p95("first token", load.ttft, *of_ttft)]
-    if load.tpot is not None:
-        of_tpot = load.tpot_p95_low_s, load.tpot_p95_high_s
-        parts.append(_p50_and_p95("time per token", load.tpot, *of_tpot))
-    if load.within_limits and load.highest_rate_per_s:
-        headroom = load.highest_rate_per_s / load.rate_per_s - 1.0
-        parts.append(f"headroom {format_percent(headroom)}")
-    return "; ".join(parts)
-
-
-def arrivals_line(load: TrafficLoad) -> str:
-    """How far the simulated rate is from that of steady, full batches, and from what."""
-    highest = load.highest_rate_per_s
-    if not highest:
-        return ""
-    steady = format_number(load.analytic_rate_per_s)
-    left = format_number(highest)
-    line = (
-        f"batches that are always full would serve {steady} requests/s on these devices"
-    )
-    if not load.reasons:
-        return f"{line}, the simulation keeps {left}"
-    kept = [reason.rate_per_s for reason in load.reasons[1:]] + [highest]
-    parts = []
-    for reason, after in zip(load.reasons, kept, strict=True):
-        change = after / max(reason.rate_per_s, 1e-9) - 1.0
-        if abs(change) >= LEAST_NAMED:
-            parts.append(f"{REASONS[reason.of]} {format_percent(change, signed=True)}")
-    return f"{line}, the simulation keeps {left}: {', '.join(parts)}"
-
-
-def _p50_and_p95(
-    name: str, times: Percentiles, low_s: float | None, high_s: float | None
-) -> str:
-    """`low_s` and `high_s`: the ends of the 95th percentile's interval; no upper one: the costs may
-    be too large for the devices."""
-    median = format_seconds(times.p50)
-    p95 = format_seconds(times.p95)
-    text = f"{name} p50 {median}, p95 {p95}"
-    if low_s is None:
-        return text
-    if high_s is None:
-        return f"{text} (from {format_seconds(low_s)})"
-    return f"{text} ({format_seconds(low_s)} to {format_seconds(high_s)})"

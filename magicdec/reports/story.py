@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from magicdec.reports import outlook_lines, sentences
+from magicdec.counts import CAUSES
+from magicdec.reports import sentences
 from magicdec.schema import CaseAnswer, Choice, Plan
 
 MUST = 90
@@ -58,7 +59,7 @@ KINDS: dict[str, StatementKind] = {
     "answer": StatementKind(
         100, lambda s: sentences.first_line(s.case), is_on_pages=False
     ),
-    "causes": StatementKind(98, lambda s: sentences.causes_line(s.choice)),
+    "causes": StatementKind(98, lambda s: CAUSES if s.choice.faults else ""),
     "limit": StatementKind(90, lambda s: sentences.at_limit(s.plan, s.case)),
     "waiting": StatementKind(96, lambda s: sentences.waiting_line(s.plan, s.case)),
     "assumed": StatementKind(93, lambda s: s.plan.assumed or ""),
@@ -91,11 +92,9 @@ KINDS: dict[str, StatementKind] = {
         lambda s: sentences.requests_line(s.case, every=s.every),
         is_on_pages=False,
     ),
-    "spread": StatementKind(35, lambda s: outlook_lines.spread_line(s.choice)),
-    "task": StatementKind(91, lambda s: outlook_lines.task_lines(s.choice.outlook)),
-    "measure": StatementKind(
-        55, lambda s: outlook_lines.measure_line(s.choice.outlook)
-    ),
+    "spread": StatementKind(35, lambda s: sentences.spread_line(s.choice)),
+    "task": StatementKind(91, lambda s: sentences.task_lines(s.choice.outlook)),
+    "measure": StatementKind(55, lambda s: sentences.measure_line(s.choice.outlook)),
     "latency": StatementKind(
         22, lambda s: sentences.for_latency_line(s.case), is_on_pages=False
     ),

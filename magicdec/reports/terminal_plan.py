@@ -8,22 +8,21 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from magicdec.naming import draft_id
-from magicdec.reports.sentences import (
+from magicdec.reports.arrivals import (
     arrivals_line,
     asked_of_traffic,
-    devices_of,
-    drafting_of,
-    left_aside,
-    lengths_text,
     load_name,
-    loads_lines,
-    loads_of,
-    model_text,
     percentiles_line,
-    plugin_lines,
-    probability_of,
     sure_devices_line,
     traffic_line,
+)
+from magicdec.reports.sentences import lengths_text, model_text
+from magicdec.reports.several import (
+    left_aside,
+    loads_lines,
+    loads_of,
+    plugin_lines,
+    to_buy,
 )
 from magicdec.reports.story import (
     AFTER_TABLE,
@@ -35,6 +34,7 @@ from magicdec.reports.story import (
     story_of,
 )
 from magicdec.reports.text import needed_width, text_table
+from magicdec.reports.words import drafting_of, probability_of
 from magicdec.schema import COLUMNS as COLUMNS_OF_ROWS
 from magicdec.schema import (
     Candidate,
@@ -51,7 +51,6 @@ from magicdec.units import (
     MILLI,
     format_bytes,
     format_number,
-    format_percent,
     format_seconds,
     format_tokens,
 )
@@ -153,36 +152,6 @@ def _print_cases(console: Console, answer: Plan) -> None:
             console.print(line)
     for line in plugin_lines(answer.cases):
         console.print(line)
-
-
-def to_buy(offers: Sequence[Candidate], *, num_asked: int = 0, load: str = "") -> str:
-    """The best of several devices, and the next, in a sentence. `num_asked` counts those that
-    cannot serve the load, too; `load` names the load among several.
-    """
-    best, following = offers[:2]
-    cost = best.cost.per_million_tokens_usd
-    other_cost = following.cost.per_million_tokens_usd
-    if cost is None or other_cost is None:
-        other_rate = f"{_offered(following)}: {following.rate_per_gpu:.0f}"
-        return (
-            f"Most tokens per device{load}: {_offered(best)}, {best.rate_per_gpu:.0f} per second "
-            f"({other_rate}); prices (h100=2.5,b200=5) would say which to buy."
-        )
-    more = other_cost / cost - 1.0
-    compared = f"{len(offers)} devices"
-    if num_asked > len(offers):
-        compared = f"the {len(offers)} devices that can serve it"
-    return (
-        f"Buy {_offered(best)}: ${cost:.2f} per million tokens{load}, the least of {compared} "
-        f"({_offered(following)}: {format_percent(more)} more)."
-    )
-
-
-def _offered(row: Candidate) -> str:
-    drafting = "without a draft"
-    if row.is_speculative:
-        drafting = f"with {drafting_of(row)}"
-    return f"{devices_of(row)} {drafting}"
 
 
 def _print_short(

@@ -15,11 +15,7 @@ from magicdec.perfmodel.intervals import (
     normal_cdf,
 )
 from magicdec.perfmodel.plan.draws import normals
-from magicdec.reports.outlook_lines import (
-    by_acceptance,
-    measure_line,
-    task_lines,
-)
+from magicdec.reports.sentences import by_acceptance, measure_line, task_lines
 from magicdec.schema.plan import Plan
 from magicdec.tasks import TASKS
 

@@ -24,7 +24,7 @@ from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.reports.data import ReportData
 from magicdec.reports.headline import headline_of
-from magicdec.reports.terminal_plan import to_buy
+from magicdec.reports.several import to_buy
 from magicdec.schema.plan import CaseAnswer
 from magicdec.schema.row import verdict_of
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec

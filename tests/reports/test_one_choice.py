@@ -18,19 +18,14 @@ from magicdec.errors import CapacityError, ConfigError
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.rate import load as simulated
 from magicdec.perfmodel.variations import for_engine
+from magicdec.reports.arrivals import load_name, traffic_line
 from magicdec.reports.data import ReportData
 from magicdec.reports.exports import export
 from magicdec.reports.headline import headline_of
-from magicdec.reports.sentences import (
-    drafting_of,
-    first_line,
-    gain_of,
-    load_name,
-    on_texts,
-    traffic_line,
-)
+from magicdec.reports.sentences import first_line, on_texts
 from magicdec.reports.tables import gamma_table
 from magicdec.reports.terminal_plan import print_plan
+from magicdec.reports.words import drafting_of, gain_of
 from magicdec.schema.plan import Choice, Plan
 from magicdec.specs.engine import load_engine
 from tests.asked import asked_of_run

@@ -138,13 +138,16 @@ PARTS = (
 )  # fmt: skip
 
 
+WHOLE = plan().to_json()
+
+
 @settings(max_examples=150, deadline=None)
 @given(part=st.sampled_from(PARTS), value=ANYTHING, data=st.data())
 def test_a_plan_is_refused_or_reported(
     part: str, value: object, data: st.DataObject
 ) -> None:
     """Whatever stands in one part of a plan, or in one of that part's keys: an error of the user's, or a report."""
-    document = json.loads(plan().to_json())
+    document = json.loads(WHOLE)
     if isinstance(document[part], dict) and data.draw(st.booleans()):
         key = data.draw(st.sampled_from(sorted(document[part])))
         document[part] = document[part] | {key: value}

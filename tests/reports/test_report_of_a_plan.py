@@ -10,7 +10,8 @@ import pytest
 import magicdec
 from magicdec.reports.data import ReportData
 from magicdec.reports.report import render_html
-from magicdec.reports.sentences import acceptance_line, first_line, loads_lines
+from magicdec.reports.sentences import acceptance_line, first_line
+from magicdec.reports.several import loads_lines
 from magicdec.schema.plan import Plan
 
 

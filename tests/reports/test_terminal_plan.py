@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 import magicdec
-from magicdec.reports.sentences import drafting_of, probability_of
 from magicdec.reports.terminal_plan import print_plan
+from magicdec.reports.words import drafting_of, probability_of
 from magicdec.schema.plan import Plan
 
 

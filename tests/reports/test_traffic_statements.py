@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magicdec.reports.sentences import (
+from magicdec.reports.arrivals import (
     load_name,
     percentiles_line,
     sure_devices_line,

@@ -10,6 +10,7 @@ from itertools import groupby, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from magicdec.naming import describe
+from magicdec.reports.arrivals import load_name, traffic_line
 from magicdec.reports.data import ReportData, candidate_record
 from magicdec.reports.figures.chart import (
     GREY,
@@ -21,7 +22,6 @@ from magicdec.reports.figures.chart import (
     SERIES,
     Chart,
 )
-from magicdec.reports.sentences import load_name, traffic_line
 from magicdec.reports.tables import BATCH, CONTEXT, GAMMA_COLUMN, SPEEDUP, Column
 from magicdec.reports.text import GAMMA, compact_tokens, percent, thousands
 from magicdec.schema import (
