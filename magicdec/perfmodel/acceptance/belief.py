@@ -441,10 +441,13 @@ def feature_matrix(points: Sequence[Point]) -> Array:
 
 def level_keys(points: Sequence[Point], level: Level) -> list[str]:
     """A level's value at each point; what is not said is the run's own."""
+    known: dict[int, str] = {}  # several points are of one situation
     keys = []
     for point in points:
         at = point.situation
-        keys.append(level.key(at) or f"\0{run_of(at)}")
+        if id(at) not in known:
+            known[id(at)] = level.key(at) or f"\0{run_of(at)}"
+        keys.append(known[id(at)])
     return keys
 
 
@@ -566,11 +569,23 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
         """Situations that acceptance was published in."""
         return [run.situation for run in self.coefficients.runs]
 
-    def runs_of(self, checkpoints: Sequence[str]) -> Observations:
-        """The published runs of some checkpoints."""
-        wanted = set(checkpoints)
+    @cached_property
+    def runs_by_model(self) -> dict[str, list[Run]]:
+        """Published runs by the target's plain name."""
+        by_model: dict[str, list[Run]] = {}
+        for run in self.coefficients.runs:
+            by_model.setdefault(run.situation.model, []).append(run)
+        return by_model
+
+    def runs_at(self, points: Sequence[Point]) -> Observations:
+        """The published runs of the checkpoints that some points are about."""
+        models = dict.fromkeys(point.situation.model for point in points)
+        wanted = {point.situation.checkpoint for point in points}
         runs = [
-            run for run in self.coefficients.runs if run.situation.checkpoint in wanted
+            run
+            for model in models
+            for run in self.runs_by_model.get(model, ())
+            if run.situation.checkpoint in wanted
         ]
         return Observations(
             points=[run.point for run in runs],
@@ -627,7 +642,7 @@ def believed(points: Sequence[Point], of: Fitted | None = None) -> Normal:
     points' checkpoints."""
     if of is None:
         of = fitted_belief()
-    known = of.runs_of([point.situation.checkpoint for point in points])
+    known = of.runs_at(points)
     together = [*known.points, *points]
     shares = shares_of(together, of.scales)
     matrix = shared_matrix(together, shares, of.place)

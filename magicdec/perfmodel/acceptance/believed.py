@@ -173,10 +173,9 @@ def known_checkpoints(
 ) -> list[str]:
     """Published drafts of a kind for a target, by their plain names: those that nobody measured as
     the baseline of a draft of his own, where there are some."""
-    name = plain_model(model)
-    of_model = [at for at in _published(of) if at.model == name and at.kind == kind]
-    own = [at for at in of_model if not at.is_baseline]
-    return list(dict.fromkeys(at.draft for at in own or of_model))
+    published = [at for at in _published_for(model, of) if at.kind == kind]
+    own = [at for at in published if not at.is_baseline]
+    return list(dict.fromkeys(at.draft for at in own or published))
 
 
 def checkpoint_in(text: str, question: Question) -> str:
@@ -189,9 +188,10 @@ def checkpoint_in(text: str, question: Question) -> str:
     return max(named, key=len, default="")
 
 
+@cache
 def _assumed_from(kind: str) -> str:
     """The source of a belief about a draft that nobody measured on its target."""
-    of_kind = [at for at in _published() if at.kind == kind]
+    of_kind = [at for at in belief.fitted_belief().situations if at.kind == kind]
     name = KIND_NAMES.get(kind, kind)
     if Situation(kind=kind).group in HEAD_GROUPS:
         num_heads = len({at.checkpoint for at in of_kind})
@@ -218,13 +218,13 @@ def measured_checkpoint(question: Question) -> str:
 
 def kinds_of(model: str) -> list[str]:
     """Kinds of draft that are published for a target."""
-    name = plain_model(model)
-    return list(dict.fromkeys(at.kind for at in _published() if at.model == name))
+    return list(dict.fromkeys(at.kind for at in _published_for(model)))
 
 
-def _published(of: belief.Fitted | None = None) -> list[Situation]:
-    """Situations that acceptance was published in."""
-    return (of or belief.fitted_belief()).situations
+def _published_for(model: str, of: belief.Fitted | None = None) -> list[Situation]:
+    """Situations that acceptance of a target's drafts was published in."""
+    runs = (of or belief.fitted_belief()).runs_by_model.get(plain_model(model), ())
+    return [run.situation for run in runs]
 
 
 def assumed(question: Question) -> Assumed:
@@ -366,7 +366,7 @@ def _maker_of(question: Question, draft: str) -> str:
 def _makers() -> dict[tuple[str, str], str]:
     """Who made each published draft, by its name and kind."""
     makers: dict[tuple[str, str], str] = {}
-    for at in _published():
+    for at in belief.fitted_belief().situations:
         makers.setdefault((at.draft, at.kind), at.maker)
     return makers
 
@@ -451,10 +451,9 @@ def _text_of(at: Situation) -> str:
 
 def _published_of(question: Question, named: Sequence[str]) -> list[Situation]:
     """The published situations of the question's model and draft."""
-    model = plain_model(question.model)
     own = []
-    for at in _published(question.fitted):
-        if at.model == model and at.kind == question.kind and at.draft in named:
+    for at in _published_for(question.model, question.fitted):
+        if at.kind == question.kind and at.draft in named:
             own.append(at)
     return own
 
