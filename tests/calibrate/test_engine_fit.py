@@ -174,6 +174,7 @@ def test_the_machines_two_speeds_are_no_error_of_the_engine() -> None:
     assert max(found.phase_error.values()) < 0.01
 
 
+@pytest.mark.slow
 def test_a_block_that_costs_something_once_is_told_from_its_steps() -> None:
     """The first pass of a block finds its weights out of the cache."""
     truth = TRUTH.with_constants({"overheads.draft_block_overhead_s": 6e-4})
@@ -239,6 +240,7 @@ def timed_head(truth: EngineProfile) -> list[TimedPoint]:
     return points
 
 
+@pytest.mark.slow
 def test_a_head_tells_what_a_pass_costs_from_what_its_layers_cost() -> None:
     """With 32 layers or one the same fixed cost of a pass: without the head it goes into the layers'."""
     points = timed(WITH_HEAD)

@@ -37,7 +37,7 @@ REQUEST = BenchmarkRequest(
     batch_size=3,
     context_len=300,
     context_spread=0.4,
-    gen_len=40,
+    gen_len=24,
     sampling=SamplingSpec(),
     speculations=(*head_drafts(1, 4), *head_drafts(3, budget=64)),
 )
@@ -56,12 +56,11 @@ def test_runs_with_a_head_are_lossless_and_follow_the_one_prefill(
     monkeypatch.setattr(Engine, "show_again", refuse)
     session = BenchmarkSession(REQUEST)
     expected = session.run(AUTOREGRESSIVE, run_to_end=True).tokens
-    for _ in range(2):
-        for speculation in REQUEST.speculations:
-            result = session.run(speculation, run_to_end=True)
-            assert result.tokens == expected
-            assert 0.0 < sum(result.counts.rates) / len(result.counts.rates) < 1.0
-            assert result.num_tokens / result.num_steps / REQUEST.batch_size > 1.3
+    for speculation in (*REQUEST.speculations, REQUEST.speculations[0]):
+        result = session.run(speculation, run_to_end=True)
+        assert result.tokens == expected
+        assert 0.0 < sum(result.counts.rates) / len(result.counts.rates) < 1.0
+        assert result.num_tokens / result.num_steps / REQUEST.batch_size > 1.3
 
 
 def test_the_demos_other_drafts_are_a_lookup_and_the_shipped_head() -> None:

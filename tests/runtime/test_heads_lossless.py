@@ -20,7 +20,7 @@ from tests.runtime.planted import (
 
 NUM_TOKENS = 14
 """Of each sequence: five steps and more."""
-FAST = ("qwen3", "gemma3_text", "deepseek_v3")
+FAST = ("gemma3_text", "deepseek_v3")
 WHOLE = ("gemma3_text", "deepseek_v3")
 """Models that have heads of every sort on two ranks among the slow tests; the others have one, in turn."""
 

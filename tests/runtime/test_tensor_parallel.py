@@ -163,7 +163,13 @@ def fail_on(
 @pytest.mark.parametrize(
     ("how", "others", "error", "message"),
     [
-        ("user", "in a collective", ConfigError, "no such thing"),
+        pytest.param(
+            "user",
+            "in a collective",
+            ConfigError,
+            "no such thing",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "bug",
             "in a collective",

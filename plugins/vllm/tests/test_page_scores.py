@@ -71,9 +71,16 @@ def make_means(head_dim: int) -> PageMeans:
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype"), [(16, torch.float32), (48, torch.bfloat16), (128, torch.float16)]
+    ("size", "dtype"),
+    [
+        (16, torch.float32),
+        (48, torch.bfloat16),
+        pytest.param(128, torch.float16, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 def test_every_full_page_has_the_mean_of_what_it_holds(
     size: int, dtype: torch.dtype, seed: int
 ) -> None:
@@ -246,8 +253,10 @@ def test_the_best_pages_are_read_beside_the_sinks_and_the_last(
         assert scores[chosen].min() >= scores[~chosen].max() - 1e-5
 
 
-@pytest.mark.parametrize("is_kernel", [False, True])
-@pytest.mark.parametrize("refresh", [1, 3])
+@pytest.mark.parametrize(
+    ("refresh", "is_kernel"),
+    [(1, False), (3, False), (3, True), pytest.param(1, True, marks=pytest.mark.slow)],
+)
 def test_a_choice_serves_as_many_blocks_as_asked(
     refresh: int, is_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
