@@ -12,16 +12,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from magicdec.counts import Z_90
 from magicdec.perfmodel.acceptance.law import LARGEST
-from magicdec.perfmodel.kernels.gemm import GemmCurve
-from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.plan import explain as notes
-from magicdec.perfmodel.plan.request import Case, DraftOption, lengths_of
-from magicdec.perfmodel.plan.search import formats_that_fit
+from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.schema import Candidate
-from magicdec.specs import Parallelism, load_engine
-from tests.perfmodel.cases import case_of, found_of, ways_of
+from magicdec.specs import load_engine
+from tests.perfmodel.cases import case_of, found_of
 
 
 def rows_of(**question: Any) -> list[Candidate]:
@@ -204,22 +200,6 @@ def test_what_lies_outside_the_measured_is_told_with_the_best_inside(
     assert "inside, budget 70, gamma" in notes._extrapolation(measured, best, cut)
 
 
-def test_rows_of_one_draft_differ_in_budget_and_gamma_alone() -> None:
-    rows = rows_of(draft="eagle3")
-    best = rows[0]
-    for row in rows:
-        assert notes._has_the_draft_of(row, best)
-    assert notes._has_the_draft_of(with_drafting(best, budget=99), best)
-    layout = msgspec.structs.replace(best.layout, tp_size=2)
-    others = [
-        with_drafting(best, draft="other"), with_drafting(best, method="other"),
-        msgspec.structs.replace(best, hardware="other"), msgspec.structs.replace(best, layout=layout),
-        msgspec.structs.replace(best, batch_size=99), msgspec.structs.replace(best, context_len=99),
-    ]  # fmt: skip
-    for row in others:
-        assert not notes._has_the_draft_of(row, best)
-
-
 def test_a_window_is_compared_with_the_whole_cache() -> None:
     question: dict[str, Any] = {"draft": "eagle3", "engine": "sglang", "context_lens": (16_384,)}  # fmt: skip
     case = case_of(**question)
@@ -333,46 +313,6 @@ def test_trees_are_noted_for_heads_of_engines_that_have_them() -> None:
         assert notes.TREES_LOSE not in list(notes._on_engine(case, lookup))
 
 
-def test_adapted_depths_are_interpolated_over_the_logarithm_of_the_batch() -> None:
-    case = case_of(draft="eagle3")
-    best = best_of(draft="eagle3")
-    gains = {4: 0.9, 16: 1.1, 64: 1.5}
-    told = with_engine(
-        case, "eagle3", adaptive_gains=gains, adaptive_setting="--adapt", adaptive_measured="there"
-    )  # fmt: skip
-    for batch, percent in ((1, "-10"), (4, "-10"), (8, "+0"), (16, "+10"), (32, "+30"), (999, "+50")):  # fmt: skip
-        row = msgspec.structs.replace(best, batch_size=batch)
-        (note,) = notes._on_adaptive(told, row)
-        assert f"{percent} % tokens/s measured at about {batch} sequences" in note
-    one = with_engine(told, "eagle3", adaptive_gains={7: 1.2})
-    (note,) = notes._on_adaptive(one, msgspec.structs.replace(best, batch_size=99))
-    assert "+20 % tokens/s measured at about 7 sequences" in note
-    alone = found_of(draft="eagle3").drafts[0].rows[0]
-    assert not list(notes._on_adaptive(told, alone))
-    assert not list(notes._on_adaptive(case, best))
-
-
-@pytest.mark.parametrize("batch", [1, 4, 16])
-def test_what_an_idle_draft_costs_is_the_most_up_to_the_choice_s_batch(
-    batch: int,
-) -> None:
-    table = SimpleNamespace(
-        context_lens=[100, 200],
-        batch_sizes=[1, 4, 16],
-        gamma_set_up=[[1, 0], [1, 3], [1, 0]],
-        idle_speedup=[[0.1, 0.93], [0.1, 0.5], [0.1, 0.86]],
-    )
-    best: Any = SimpleNamespace(context_len=200, batch_size=batch)
-    told = list(notes._on_table(answer(best, gamma_table=table)))
-    assert len(told) == 1
-    assert f"up to {14 if batch == 16 else 7} %" in told[0]
-    table.gamma_set_up = [[0, 1]] * 3
-    assert not list(notes._on_table(answer(best, gamma_table=table)))
-    for missing in ("gamma_set_up", "idle_speedup"):
-        without = SimpleNamespace(**{**vars(table), missing: None})
-        assert not list(notes._on_table(answer(best, gamma_table=without)))
-
-
 def test_the_path_of_the_shown_draft_is_told_where_it_is_not_the_usual() -> None:
     case = case_of()
     found = found_of()
@@ -424,149 +364,6 @@ def test_lost_prefix_hits_are_noted_where_they_cost_more_than_three_percent() ->
 
 
 # Devices
-
-
-def test_idle_devices_are_counted() -> None:
-    best = best_of(draft="eagle3")
-    for given in (None, 1, 2, 3, 5, 8):
-        request = msgspec.structs.replace(case_of(draft="eagle3").request, num_gpus=given)  # fmt: skip
-        case = dataclasses.replace(case_of(draft="eagle3"), request=request)
-        for tp_size, replicas in ((1, 1), (2, 1), (2, 2)):
-            layout = msgspec.structs.replace(
-                best.layout, tp_size=tp_size, num_replicas=replicas
-            )
-            row = msgspec.structs.replace(best, layout=layout)
-            told = [note for note in notes._on_spread(case, answer(row)) if "idle" in note]  # fmt: skip
-            idle = (given or 0) - tp_size * replicas
-            assert bool(told) == (idle > 0)
-            if told:
-                verb = "stays" if idle == 1 else "stay"
-                assert told[0].startswith(f"{idle} of the {given} GPUs given {verb} idle: ")  # fmt: skip
-                assert told[0].endswith(f"multiples of {tp_size}")
-
-
-@pytest.mark.parametrize("pp", [1, 2])
-@pytest.mark.parametrize("dp", [1, 2])
-@pytest.mark.parametrize("tp_size", [4, 8, 16])
-@pytest.mark.parametrize("rate", [None, 50e9])
-def test_a_replica_beyond_a_node_is_noted_with_its_network(
-    pp: int, dp: int, tp_size: int, rate: float | None
-) -> None:
-    case = case_of(draft="eagle3")
-    link = msgspec.structs.replace(case.hardware.link, between_nodes_bytes_per_s=rate)
-    hardware = msgspec.structs.replace(case.hardware, link=link)
-    spread = Parallelism(pp=pp, dp=dp, whole_experts=dp > 1)
-    at = dataclasses.replace(case, hardware=hardware, spread=spread)
-    best = best_of(draft="eagle3")
-    layout = msgspec.structs.replace(
-        best.layout, tp_size=tp_size, pp_size=pp, dp_size=dp
-    )
-    row = msgspec.structs.replace(best, layout=layout)
-    told = list(notes._on_spread(at, answer(row)))
-    spans = [note for note in told if "spans nodes" in note]
-    assert bool(spans) == (pp * dp > 1 and pp * dp * tp_size > link.reach)
-    if spans:
-        assert ("50 GB/s" in spans[0]) == (rate is not None)
-        assert ("sends between stages" in spans[0]) == (pp > 1)
-    staged = [note for note in told if "pipeline stages" in note]
-    assert len(staged) == (pp > 1)
-    if staged:
-        assert "eagle3" in staged[0]
-    assert bool([note for note in told if "busiest rank" in note]) == (dp > 1)
-    cannot = msgspec.structs.replace(at.engine, drafts={})
-    told = list(notes._on_spread(dataclasses.replace(at, engine=cannot), answer(row)))
-    assert bool([note for note in told if "cannot draft" in note]) == (pp > 1)
-
-
-@pytest.mark.parametrize("device", ["h100-sxm-80gb", "v100-sxm-32gb", "rtx-2080-ti-11gb", "gaudi3-128gb"])  # fmt: skip
-def test_a_device_that_nobody_timed_is_noted_with_its_factor(device: str) -> None:
-    hardware = load_hardware(device)
-    case = dataclasses.replace(case_of(draft="none"), hardware=hardware)
-    told = list(notes._on_kernels([case]))
-    estimates = [note for note in told if "no kernels were timed" in note]
-    assert bool(estimates) == (not hardware.is_measured)
-    if estimates:
-        error = GemmCurve.of(hardware).fit.relative_error
-        assert estimates[0].endswith(f"within a factor of {math.exp(Z_90 * error):.1f}")
-        assert device in estimates[0]
-        assert bool(hardware.curves_from) == ("stand in" in estimates[0])
-    both = list(notes._on_kernels([case, case_of(draft="none")]))
-    assert [note for note in both if "no kernels" in note] == estimates
-
-
-@pytest.mark.parametrize("tp_size", [1, 8, 16])
-@pytest.mark.parametrize("rate", [None, 25e9])
-def test_ranks_over_a_network_are_noted(tp_size: int, rate: float | None) -> None:
-    case = case_of(draft="none")
-    link = msgspec.structs.replace(case.hardware.link, between_nodes_bytes_per_s=rate)
-    hardware = msgspec.structs.replace(case.hardware, link=link)
-    at = dataclasses.replace(case, hardware=hardware, tp_sizes=(1, tp_size))
-    told = [note for note in notes._on_kernels([at]) if "spans nodes" in note]
-    assert bool(told) == (tp_size > link.reach)
-    if told:
-        assert told[0].startswith(f"tp {tp_size} spans nodes of {link.reach} x ")
-        assert ("25 GB/s" in told[0]) == (rate is not None)
-        assert ("not known" in told[0]) == (rate is None)
-    cpu = msgspec.structs.replace(hardware, kind="cpu")
-    assert not list(notes._on_kernels([dataclasses.replace(at, hardware=cpu)]))
-
-
-def test_kernels_that_were_not_timed_are_named_on_devices_that_were() -> None:
-    plain = list(notes._on_measured(case_of(draft="none")))
-    assert plain == []
-    narrow = case_of(draft="none", weight_dtype="int4", hardware=("a100-sxm-80gb",))
-    names = notes.untimed(notes.one_token_pass(narrow.setup(None)))
-    told = list(notes._on_measured(narrow))
-    assert len(told) == bool(names)
-    if names:
-        assert f"nobody timed {', '.join(names)} on a100" in told[0]
-    unknown = dataclasses.replace(narrow, hardware=load_hardware("v100-sxm-32gb"))
-    assert list(notes._on_measured(unknown)) == []
-
-
-def test_an_engine_s_fit_is_noted_where_it_is_of_another_device_or_none() -> None:
-    case = case_of(draft="none")
-    for fitted_on, device in (("", ""), ("x", ""), ("x", "a100-sxm-80gb"), ("x", "h100-sxm-80gb")):  # fmt: skip
-        engine = msgspec.structs.replace(
-            case.engine, fitted_on=fitted_on, fitted_device=device
-        )
-        at = dataclasses.replace(case, engine=engine)
-        other = dataclasses.replace(at, hardware=load_hardware("l4-24gb"))
-        told = list(notes._on_engine_fit([at, other]))
-        assert bool([n for n in told if "not fitted to measurements" in n]) == (not fitted_on)  # fmt: skip
-        elsewhere = [note for note in told if "less certain" in note]
-        assert bool(elsewhere) == bool(device)
-        if elsewhere:
-            costs = elsewhere[0].partition("its fixed costs on ")[2]
-            assert ("h100" in costs) == (device != "h100-sxm-80gb")
-            assert "l4-24gb" in costs
-
-
-@pytest.mark.parametrize("fields", [
-    {"model": "llama-3.1-70b"}, {"model": "llama-3.1-70b", "tp_size": 4}, {"model": "llama-3.1-70b", "num_gpus": 4},
-    {"model": "llama-3.1-8b"}, {"model": "qwen3-32b", "hardware": ("rtx-4090",)},
-    {"model": "llama-3.1-70b", "batch_sizes": (4, 60)}, {"model": "llama-3.1-70b", "context_lens": (1000, 60_000)},
-])  # fmt: skip
-def test_a_format_that_fits_on_one_device_is_named_where_several_are_needed(
-    fields: dict[str, Any],
-) -> None:
-    question: dict[str, Any] = {"tp_size": None, "draft": "none", **fields}
-    case = ways_of(**question)[0]
-    best: Any = SimpleNamespace(batch_size=8)
-    told = list(notes._on_devices([case], best))
-    is_free = question["tp_size"] is None and "num_gpus" not in fields
-    longest = max(lengths_of(case.request), key=lambda each: each.prompt_len)
-    one = dataclasses.replace(case, tp_sizes=(1,), lengths=longest)
-    formats = formats_that_fit(one, batch=max(case.request.batch_sizes))
-    count = case.tp_sizes[-1]
-    assert bool(told) == (is_free and count > 1 and bool(formats))
-    if told:
-        assert f"needs at least {count} x {case.hardware.name}" in told[0]
-        assert f"--weight-dtype {' or '.join(formats)} it fits on one" in told[0]
-    twice = list(notes._on_devices([case, case], best))
-    assert len(twice) == len(told)
-    if told:
-        assert twice[0].endswith("it fits on one of each")
 
 
 def test_a_pool_that_only_decodes_says_when_prompts_come() -> None:

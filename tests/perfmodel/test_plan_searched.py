@@ -21,7 +21,7 @@ from magicdec.perfmodel.plan import request, rows, search
 from magicdec.perfmodel.plan.request import DEFAULT_BATCH, Case, DraftOption
 from magicdec.perfmodel.plan.search import is_sure_depth
 from magicdec.perfmodel.speedup import Prediction, predict
-from magicdec.schema import PLUGIN, Candidate
+from magicdec.schema import Candidate
 from magicdec.specs import RequestShape, WorkloadSpec
 from tests.perfmodel.cases import case_of, found_of, ways_of
 
@@ -97,59 +97,6 @@ def test_a_row_s_numbers_follow_from_each_other(question: dict[str, Any]) -> Non
             assert row.cost.per_million_tokens_usd is None
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_what_hangs_on_the_draft(question: dict[str, Any]) -> None:
-    """Gains in their order; break-even where the gain is none; a rate over that of the best without a draft."""
-    case = case_of(**question)
-    baseline = search.best_autoregressive(case)
-    for row, prediction in all_rows(question):
-        gains = [row.decoding.gain]
-        if row.requests is not None:
-            gains.append(row.requests.gain)
-        for gain in gains:
-            ends = [gain.low, *(gain.quartiles or ()), gain.high]
-            assert ends == sorted(ends)
-            if row.is_speculative:
-                assert gain.low < gain.speedup < gain.high
-                assert gain.quartiles is not None
-                assert len(gain.quartiles) == 3
-            else:
-                assert [gain.low, gain.speedup, gain.high] == pytest.approx([1.0] * 3)
-        if baseline is None:
-            assert row.speedup_vs_best_autoregressive is None
-        else:
-            over = row.rate / baseline.rate
-            assert row.speedup_vs_best_autoregressive == pytest.approx(over)
-        if not row.is_speculative:
-            continue
-        drafting = row.drafting
-        even = drafting.break_even_tokens_per_step
-        assert even is not None
-        users = rows.Users.of(case, prediction)
-        scaled = row.speedup * even / drafting.tokens_per_step
-        if users.whole is None:
-            assert scaled == pytest.approx(1.0)
-        else:
-            found = float(np.ravel(users.whole.speedup_at(scaled))[0])
-            assert found == pytest.approx(1.0, abs=1e-6)
-        if drafting.budget is None:
-            assert drafting.budget_share is None
-        else:
-            share = drafting.budget / row.context_len
-            assert drafting.budget_share == pytest.approx(share)
-        assert drafting.needs_plugin == (PLUGIN in drafting.marks)
-        own = case.engine.draft(row.draft, row.draft_method)
-        assert drafting.needs_plugin == bool(own.note)
-        by = row.by_acceptance
-        assert by is not None
-        assert by.tokens_per_step == sorted(by.tokens_per_step)
-        for tokens, speedup in zip(by.tokens_per_step, by.speedup, strict=True):
-            gain_there = row.speedup * tokens / drafting.tokens_per_step
-            if users.whole is not None:
-                gain_there = float(np.ravel(users.whole.speedup_at(gain_there))[0])
-            assert speedup == pytest.approx(gain_there)
-
-
 def test_gains_by_acceptance_are_at_its_tenths() -> None:
     """Of drawn acceptances a tenth has fewer tokens than the first that is named, half the second, a tenth more than
     the third."""
@@ -163,29 +110,6 @@ def test_gains_by_acceptance_are_at_its_tenths() -> None:
         assert by is not None
         below = [float((drawn <= tokens).mean()) for tokens in by.tokens_per_step]
         assert below == pytest.approx([0.1, 0.5, 0.9], abs=0.012)
-
-
-def test_what_binds_a_step_takes_most_of_its_time() -> None:
-    for row, prediction in all_rows({}):
-        seconds = prediction.terms.step_seconds("bound")
-        times = {name: float(np.ravel(value)[0]) for name, value in seconds.items()}
-        assert times[row.step.bound_by] == max(times.values())
-
-
-@pytest.mark.parametrize("tp_size", [1, 4])
-def test_a_step_is_captured_where_the_engine_captures_its_sequences_and_tokens(
-    tp_size: int,
-) -> None:
-    question: dict[str, Any] = {
-        "batch_sizes": (1, 64, 100, 400, 600), "tp_size": tp_size, "context_lens": (512,), "draft": "eagle3",
-    }  # fmt: skip
-    graphs = case_of(**question).engine.graphs
-    seen = set()
-    for row, _ in all_rows(question):
-        expected = graphs.is_captured(batch=row.batch_size, gamma=row.gamma, tp_size=tp_size)  # fmt: skip
-        assert row.step.is_captured == expected
-        seen.add(expected)
-    assert seen == {True, False}
 
 
 @pytest.mark.parametrize(("value", "is_outside"), [

@@ -12,7 +12,7 @@ import pytest
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.planner import PlanRequest, make_plan
-from magicdec.perfmodel.variations import for_engine, sensitivity
+from magicdec.perfmodel.variations import Sensitivity, for_engine, sensitivity
 from magicdec.reports.exports import export
 from magicdec.schema.plan import Plan, plan_of
 from magicdec.specs.engine import load_engine
@@ -168,8 +168,13 @@ def difference(low: PlanRequest, high: PlanRequest) -> float:
     return math.log(high_s / low_s) / math.log(1.1 / 0.9)
 
 
-def test_elasticities_are_the_differences_of_plans() -> None:
-    found = {each.name: each for each in sensitivity(REQUEST).inputs}
+@pytest.fixture(scope="module")
+def varied() -> Sensitivity:
+    return sensitivity(REQUEST)
+
+
+def test_elasticities_are_the_differences_of_plans(varied: Sensitivity) -> None:
+    found = {each.name: each for each in varied.inputs}
 
     def hardware(factor: float) -> PlanRequest:
         rate = HARDWARE.memory_bytes_per_s * factor
@@ -192,14 +197,15 @@ def test_elasticities_are_the_differences_of_plans() -> None:
         difference(engine(0.9), engine(1.1)), rel=1e-6
     )
     assert found["rejection rate at position 1"].elasticity < 0
-    assert sensitivity(REQUEST).speedup == pytest.approx(
+    assert varied.speedup == pytest.approx(
         make_plan(REQUEST).candidates[0].speedup, rel=1e-9
     )
 
 
-def test_inputs_are_sorted_by_what_their_uncertainty_costs() -> None:
-    result = sensitivity(REQUEST)
-    swings = [each.swing or 0.0 for each in result.inputs]
+def test_inputs_are_sorted_by_what_their_uncertainty_costs(
+    varied: Sensitivity,
+) -> None:
+    swings = [each.swing or 0.0 for each in varied.inputs]
     assert swings == sorted(swings, reverse=True)
     assert swings[0] > 0
-    assert result.measure_next.startswith(result.inputs[0].name)
+    assert varied.measure_next.startswith(varied.inputs[0].name)
