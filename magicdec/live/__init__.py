@@ -20,11 +20,11 @@ if TYPE_CHECKING:
         save_loads,
         send_plan,
     )
-    from magicdec.live.check import AskedLoad, Check, as_asked, check_command
-    from magicdec.live.check_text import TextLine, lines_of
-    from magicdec.live.cost_check import CostFit, fit_cost, is_cost_run, read_cost_run
+    from magicdec.live.check import AskedLoad, Check, check_command
+    from magicdec.live.check_text import lines_of
+    from magicdec.live.cost_check import fit_cost, read_cost_run
     from magicdec.live.drive import LoadPlan, Measured, SentLoad, drive_load, plan_loads
-    from magicdec.live.forms import read_files, seen_in
+    from magicdec.live.forms import read_files
     from magicdec.live.http import Address, parse_address
     from magicdec.live.metrics import choose_target, scrapes
     from magicdec.live.observation import (
@@ -35,6 +35,6 @@ if TYPE_CHECKING:
         parse_draft,
     )
     from magicdec.live.profile import acceptance_profile, record
-    from magicdec.live.show import View, advice_lines, rates_text, trend_lines, windows
+    from magicdec.live.show import View, advice_lines, trend_lines, windows
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

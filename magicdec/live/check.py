@@ -221,11 +221,8 @@ def _gain(change: Change) -> str:
     return f"{change.gain:.2f}x (90 %: {change.gain_low:.2f} to {change.gain_high:.2f})"
 
 
-def check_command(
-    command: ServeCommand, load: AskedLoad, *, reads_files: bool = True
-) -> Check:
-    """How a server runs as its command has it, and what to change. `reads_files`: whether files may
-    be read, and the hub asked, about its draft.
+def check_command(command: ServeCommand, load: AskedLoad) -> Check:
+    """How a server runs as its command has it, and what to change.
 
     Raises ConfigError for a model, a device or a draft that cannot be planned.
     """
@@ -234,7 +231,7 @@ def check_command(
     request, assumed = _request(command, load, model)
     command = _with_own_head(command, model)
     # a draft's faults need no device, so they are said whatever fits
-    found = _standing(command, model, reads_files=reads_files)
+    found = _standing(command, model)
     of_command = []
     if found is not None and not found.starts:
         of_command.append(_refusal(command, found))
@@ -384,9 +381,7 @@ def _without_acceptance(request: PlanRequest, **changes: Any) -> PlanRequest:
     )
 
 
-def _standing(
-    command: ServeCommand, model: ModelSpec, *, reads_files: bool
-) -> Standing | None:
+def _standing(command: ServeCommand, model: ModelSpec) -> Standing | None:
     """Whether the command's draft can be started. None: it has none."""
     speculation = command.speculation
     if speculation is None:
@@ -407,7 +402,6 @@ def _standing(
         draft_tp_size=speculation.tp_size,
         pp_size=command.pp_size,
         exists=True,
-        reads_files=reads_files,
     )
     return standing(asked, model, load_engine(command.engine_profile))
 
@@ -466,17 +460,6 @@ def _instead(
         changes += _best_draft(command, rows, alone, "Draft")
         others = [row for row in others if row.draft_method != found.method]
     return [*changes, *_best_draft(command, others, alone, "Speculate")]
-
-
-def as_asked(command: ServeCommand, load: AskedLoad) -> PlanRequest:
-    """The plan's request for a command as it is, its draft and gamma included."""
-    command = _over_all_devices(command, load)
-    model = load_model_spec(command.model)
-    request, _ = _request(command, load, model)
-    speculation = _with_own_head(command, model).speculation
-    if speculation is None:
-        return request
-    return _with_draft(request, speculation)
 
 
 def _over_all_devices(command: ServeCommand, load: AskedLoad) -> ServeCommand:

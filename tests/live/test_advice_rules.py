@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from functools import cache
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicdec.counts import Z_90
-from magicdec.errors import ConfigError
-from magicdec.live import advice, faults, show
+from magicdec.live import advice, show
 from magicdec.live.advice import DraftedLoad, GammaChoice, Serving, choices_at
 from magicdec.live.metrics import LLAMA_CPP, NOT_TOLD, SGLANG, TRTLLM, VLLM, Target
 from magicdec.live.observation import (
@@ -25,7 +22,6 @@ from magicdec.live.observation import (
     CounterIncreases,
     MeanGauges,
     Observation,
-    ServedDraft,
     parse_draft,
 )
 from magicdec.perfmodel import constant_profile, engine_error
@@ -114,18 +110,6 @@ def test_at_the_bounds_of_an_answer() -> None:
         assert advice.answer_of((now, choice(1, gain, low, high)), 0) == answer
 
 
-@given(value=st.floats(0.3, 5000.0))
-def test_the_table_lies_around_what_was_observed(value: float) -> None:
-    """From a quarter of it to four times, in doublings; none below one."""
-    found = advice._around(value)
-    assert list(found) == sorted(set(found))
-    assert min(found) == max(round(value / 4), 1)
-    assert max(found) == max(round(value * 4), 1)
-    for factor in (0.5, 1.0, 2.0):
-        assert max(round(value * factor), 1) in found
-    assert len(found) <= 5
-
-
 # Choices of a load
 
 
@@ -137,11 +121,6 @@ def load_of(draft: str, **changes: Any) -> DraftedLoad:
         "setup": serving.setup(served), "acceptance": rates, "batch_size": 8.0, "context_len": 4096.0, "gamma": 2,
     }  # fmt: skip
     return DraftedLoad(**usual | changes)
-
-
-@cache
-def usual_advice() -> advice.Advice:
-    return advice.advise(load_of("eagle3"))
 
 
 @pytest.mark.parametrize("draft", ["eagle3", "ngram"])
@@ -182,132 +161,7 @@ def test_more_sequences_leave_less_to_chance() -> None:
     assert widths[1] < 0.7 * widths[0]
 
 
-def test_a_load_of_nothing_gets_no_advice() -> None:
-    for batch, context, is_refused in ((1e-3, 1.0, False), (0.9e-3, 1.0, True), (1.0, 0.9, True)):  # fmt: skip
-        load = load_of("eagle3", batch_size=batch, context_len=context)
-        if is_refused:
-            with pytest.raises(ConfigError, match="no load"):
-                advice.advise(load)
-        else:
-            told = advice.advise(load)
-            assert told.choices == choices_at(load, 1.0, context, over=2)
-            assert told.speedup == choices_at(load, 1.0, context, over=0)[told.best.gamma]  # fmt: skip
-
-
-def test_each_cell_of_the_table_is_the_best_there_and_says_whether_it_beats_none() -> (
-    None
-):
-    load = load_of("eagle3")
-    told = usual_advice()
-    for batch, row in zip(told.batch_sizes, told.table, strict=True):
-        for context, (gamma, is_sure) in zip(
-            told.context_lens[::2], row[::2], strict=True
-        ):
-            best = advice.best_of(choices_at(load, batch, context, over=0))
-            assert gamma == best.gamma
-            assert is_sure == (gamma == 0 or best.gain_low > 1.0)
-
-
-def test_one_gamma_is_set_where_following_several_costs_more_than_it_gains() -> None:
-    """Gains of the table's gammas over the best one, in the mean of the batches, against the engine's cost."""
-    rates = constant_profile((0.6, 0.5, 0.4), draft="eagle3", draft_method="eagle3")
-    load = load_of("eagle3", acceptance=rates, batch_size=120.0, context_len=512.0)
-    told = advice.advise(load)
-    gains = []
-    for batch in told.batch_sizes:
-        choices = choices_at(load, batch, 512.0, over=told.best.gamma)
-        gains.append(advice.best_of(choices).gain)
-    mean = math.prod(gains) ** (1.0 / len(gains))
-    assert mean > 1.0
-    for cost, is_one in ((mean - 1.001, False), (mean - 0.999, True)):
-        engine = load.setup.engine.with_constants(
-            {"graphs.gamma_table_cost": cost, "graphs.gamma_table_cost_low": 0.0, "graphs.gamma_table_cost_high": 9.0
-        })  # fmt: skip
-        setup = dataclasses.replace(load.setup, engine=engine)
-        at = dataclasses.replace(load, setup=setup)
-        bands = advice.bands(dataclasses.replace(told, situation=at))
-        if is_one:
-            assert bands == ((1, told.batch_sizes[-1], told.best.gamma),)
-            continue
-        assert (bands[0].first, bands[-1].last) == (1, told.batch_sizes[-1])
-        for batch, row in zip(told.batch_sizes, told.table, strict=True):
-            (gamma,) = [band.gamma for band in bands if band.first <= batch <= band.last]  # fmt: skip
-            assert gamma == row[told.context_lens.index(512)][0]
-
-
 # A server at fault
-
-
-@pytest.mark.parametrize("times", [0.5, 1.2, 1.49, 1.51, 3.0])
-@pytest.mark.parametrize("width", [1.1, 2.0])
-def test_a_step_is_slow_beyond_half_as_much_more_and_its_interval(
-    times: float, width: float
-) -> None:
-    expected = faults.ExpectedStep(step_s=0.01, low_s=0.01 / width, high_s=0.01 * width)
-    measured = 0.01 * times
-    is_slow = times > max(1.5, width)
-    assert expected.is_slow(measured) == is_slow
-    line = faults.slow_line(expected, measured, None)
-    assert bool(line) == is_slow
-    if is_slow:
-        assert f"takes {times:.1f} times what it should, {10 * (times - 1):.1f} ms more" in line  # fmt: skip
-        assert "look for idle time and prompts" in line
-    near = faults.slow_line(expected, measured, load_of("eagle3"))
-    assert bool(near) == is_slow
-
-
-def test_known_causes_are_sized_and_the_nearest_comes_first() -> None:
-    load = load_of("eagle3")
-    engine = faults.with_host_times(load.setup.engine)
-    layers = load.setup.model.num_hidden_layers
-    for excess_s in (0.0005, 0.002, 0.02):
-        causes = faults._causes(load, 8.0, 0.01, excess_s)
-        distances = [abs(seconds - excess_s) for seconds in causes.values()]
-        assert distances == sorted(distances)
-        assert set(causes) == {faults.PIECEWISE, faults.BETWEEN_STEPS, faults.EAGER}
-    piecewise = engine.graphs.piecewise_middle_s(layers, 0.01)
-    assert causes[faults.PIECEWISE] == pytest.approx(piecewise)
-    assert causes[faults.EAGER] == pytest.approx(load.gamma * engine.graphs.eager_host_layer_s)  # fmt: skip
-    more = faults._causes(load, 16.0, 0.01, 0.002)[faults.BETWEEN_STEPS]
-    less = faults._causes(load, 8.0, 0.01, 0.002)[faults.BETWEEN_STEPS]
-    older_s = engine.overheads.older_sequence_overhead_s or 0.0
-    own_s = engine.overheads.sequence_overhead_s
-    assert more - less == pytest.approx(8.0 * max(older_s - own_s, 0.0))
-    of_step_s = less - 8.0 * max(older_s - own_s, 0.0)
-    assert of_step_s == pytest.approx(engine.overheads.synchronous_step_overhead_s)
-    lookup = faults._causes(load_of("ngram"), 8.0, 0.01, 0.002)
-    assert faults.EAGER not in lookup  # it has no passes of its own
-    model = faults._causes(load_of("llama-3.2-1b"), 8.0, 0.01, 0.002)
-    depth = load_of("llama-3.2-1b").setup.draft_model
-    assert depth is not None
-    layer_s = engine.graphs.eager_host_layer_s
-    assert model[faults.EAGER] == pytest.approx(2 * depth.num_hidden_layers * layer_s)
-
-
-def test_a_fault_is_a_gain_below_the_interval_though_drafts_are_accepted() -> None:
-    load = load_of("eagle3")
-    told = usual_advice()
-    choices = choices_at(load, 8.0, 4096.0, over=0)
-    now = choices[2]
-    limit_s = choices[0].tpot_s / now.gain_low
-    assert faults.fault_of(told, limit_s * 0.999) is None
-    fault = faults.fault_of(told, limit_s * 1.001)
-    assert fault is not None
-    assert fault.accepted_share == pytest.approx((now.tokens_per_step - 1.0) / 2.0)
-    assert fault.gain == pytest.approx(now.gain_low / 1.001)
-    assert (fault.expected, fault.expected_low) == (now.gain, now.gain_low)
-    longer_s = (limit_s * 1.001 - now.tpot_s) * now.tokens_per_step
-    assert fault.excess_s == pytest.approx(longer_s)
-    assert f"{fault.excess_s * 1e3:.1f} ms longer" in fault.line
-    for nothing in (None, 0.0):
-        assert faults.fault_of(told, nothing) is None
-    idle = dataclasses.replace(told, situation=load_of("eagle3", gamma=0))
-    assert faults.fault_of(idle, limit_s * 2.0) is None
-    for rate, is_fault in ((0.29, False), (0.31, True)):
-        rates = constant_profile((rate, 0.0, 0.0), draft="eagle3", draft_method="eagle3")  # fmt: skip
-        poor = load_of("eagle3", acceptance=rates, gamma=1)
-        of_poor = dataclasses.replace(told, situation=poor)
-        assert (faults.fault_of(of_poor, 1.0) is not None) == is_fault
 
 
 # In a terminal
@@ -325,27 +179,6 @@ DRAFTED = CounterIncreases(
     drafts=100.0, draft_tokens=300.0, accepted=150.0, accepted_by_position=(80.0, 50.0, 20.0), output_tokens=260.0,
     requests=10.0, counted_steps=100.0, step_seconds=2.0,
 )  # fmt: skip
-
-
-@given(values=st.lists(st.none() | st.integers(-5, 50).map(float), min_size=1, max_size=20))  # fmt: skip
-def test_bars_are_as_high_as_their_values(values: list[float | None]) -> None:
-    known = [value for value in values if value is not None]
-    if not known:
-        return
-    text = show.bars(values)
-    assert len(text) == len(values)
-    heights = {}
-    for value, bar in zip(values, text, strict=True):
-        assert (bar == " ") == (value is None)
-        if value is not None:
-            heights[value] = show.BARS.index(bar)
-    assert heights[min(known)] == 0
-    if max(known) > min(known):
-        assert heights[max(known)] == len(show.BARS) - 1
-    for (low, bar), (high, taller) in pairwise(sorted(heights.items())):
-        assert bar <= taller
-        share = (high - low) / (max(known) - min(known))
-        assert abs(taller - bar - share * len(show.BARS)) <= 1.0
 
 
 @pytest.mark.parametrize(("fields", "words", "is_said"), [
@@ -383,19 +216,6 @@ def test_what_is_missing_is_named_and_where_it_is_to_be_had() -> None:
     assert text == "not shown by this server: running batch, sequences' length, time to first token"  # fmt: skip
     target = Target(series=TRTLLM, model="m")
     assert "return_perf_metrics" in show._missing(observed(counts=DRAFTED, target=target))  # fmt: skip
-
-
-@pytest.mark.parametrize(("tokens", "is_short"), [
-    (300.0, False), (294.0, False), (293.0, True), (0.0, False), (None, False),
-])  # fmt: skip
-def test_drafts_are_short_below_two_percent_less_than_gamma(
-    tokens: float | None, is_short: bool
-) -> None:
-    seen = observed(counts=dataclasses.replace(DRAFTED, draft_tokens=tokens))
-    assert show._has_short_drafts(seen) == is_short
-    for draft, words in (("ngram", "positions that were not drafted"), ("eagle3", "a gamma that adapts")):  # fmt: skip
-        told = show.notes(seen, parse_draft(draft))
-        assert any(words in line for line in told) == is_short
 
 
 def test_a_draft_that_is_taken_for_granted_is_said() -> None:
@@ -475,24 +295,6 @@ def test_the_advice_says_what_to_run_and_what_it_gains(
         assert reach in line
 
 
-@pytest.mark.parametrize(("times", "is_noted"), [
-    (1.0, False), (1.49, False), (1.51, True), (0.68, False), (0.65, True),
-])  # fmt: skip
-def test_a_prediction_that_is_off_by_half_is_noted(
-    times: float, is_noted: bool
-) -> None:
-    told = usual_advice()
-    lines = show.advice_lines(told, told.in_use.tpot_s * times)
-    assert any("calibrate --server" in line for line in lines) == is_noted
-    assert not any("calibrate" in line for line in show.advice_lines(told, None))
-    (in_use,) = [line for line in lines if " in use" in line and "tokens/step" not in line]  # fmt: skip
-    assert in_use.split()[0] == "2"
-    assert any("best gamma by batch" in line for line in lines)
-    cells = [line.split() for line in lines[-len(told.batch_sizes) :]]
-    for (batch, row), cell in zip(zip(told.batch_sizes, told.table, strict=True), cells, strict=True):  # fmt: skip
-        assert cell == [str(batch), *(f"{gamma}{'' if sure else '?'}" for gamma, sure in row)]  # fmt: skip
-
-
 def test_a_draft_of_which_nothing_is_accepted_is_a_fault_unless_it_may_be_absent() -> (
     None
 ):
@@ -505,22 +307,6 @@ def test_a_draft_of_which_nothing_is_accepted_is_a_fault_unless_it_may_be_absent
         seen = observed(counts=counts, segments=(counts,))
         assert bool(show.fault_in(seen, parse_draft(draft))) == is_fault
     assert show.fault_in(observed(), parse_draft("eagle3")) == ""
-
-
-def test_trends_are_of_the_last_sixty_and_of_what_is_known() -> None:
-    history = [
-        observed(counts=counts, segments=(counts,), load=MeanGauges(running=float(number)))
-        for number in range(1, 80)
-        for counts in (dataclasses.replace(DRAFTED, step_seconds=number / 10.0),)
-    ]  # fmt: skip
-    lines = show.trend_lines(history)
-    assert lines[0].endswith("20.0 to 79.0")
-    assert len(lines[0].split()[1]) == 60
-    assert lines[1].endswith("2.50 to 2.50")
-    assert lines[2].endswith("8.0 to 31.6")
-    idle = [observed(segments=(CounterIncreases(),)) for _ in range(3)]
-    assert show.trend_lines(idle) == []
-    assert show.trend_lines(history[:1]) == []
 
 
 # Observations
@@ -549,14 +335,6 @@ def test_gamma_is_the_deepest_position_that_was_drafted(
     unknown = dataclasses.replace(counts, draft_tokens=None)
     found = observed(counts=unknown, load=MeanGauges(gamma=setting)).gamma
     assert found == (len(accepted) or setting)
-
-
-def test_a_draft_is_written_as_it_is_served() -> None:
-    assert str(UNNAMED) == "a draft that is not named"
-    assert str(ServedDraft(name="self", method="snapkv", budget=9)).endswith("budget 9")
-    assert "budget" not in str(parse_draft("eagle3"))
-    assert parse_draft("ngram").may_be_absent
-    assert not parse_draft("eagle3").may_be_absent
 
 
 def test_serving_engines_that_are_known_are_predicted_as_themselves() -> None:

@@ -333,27 +333,6 @@ def test_strict_fails_where_a_change_surely_gains() -> None:
     assert CliRunner().invoke(app, [*asked, "--hardware", "h200"]).exit_code == 0
 
 
-def test_devices_that_the_command_does_not_use_are_named() -> None:
-    result = checked("vllm serve Qwen/Qwen3-8B", hardware="4xh100")
-    assert result.problems == ["devices: the command uses 1, but 4 are given"]
-    assert checked("vllm serve Qwen/Qwen3-8B -tp 4", hardware="4xh100").problems == []
-
-
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 3), (4, 2, 1), (2, 3, 2)])
-@pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "deepseek-ai/DeepSeek-V3"])
-def test_a_commands_devices_are_the_product_of_its_sizes(
-    sizes: tuple[int, int, int], model: str
-) -> None:
-    """Whether it fits (the one model) or not (the other, on these devices)."""
-    tp, pp, dp = sizes
-    text = f"vllm serve {model} -tp {tp} -pp {pp} -dp {dp}"
-    result = checked(text, hardware="1000xrtx-4090-24gb")
-    assert result.num_gpus == tp * pp * dp
-    assert f"devices: the command uses {tp * pp * dp}, but 1000 are given" in (
-        result.problems
-    )
-
-
 def test_a_task_brings_the_lengths_of_a_usual_request() -> None:
     result = checked(EAGLE % 3, context_len=None, task="code")
     usual = usual_lengths("code")

@@ -105,7 +105,6 @@ def checked(name: str) -> Check:
     result = check_command(
         read_serve_command(command, reads_files=False),
         AskedLoad(**load),
-        reads_files=False,
     )
     return msgspec.convert(msgspec.to_builtins(result), Check)
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as settings_of
 from hypothesis import strategies as st
 
-from magicdec.counts import Z_90
 from magicdec.errors import ConfigError
 from magicdec.live import check, check_text, settings
 from magicdec.live.check import AskedLoad, Check
@@ -23,7 +20,6 @@ from magicdec.live.settings import Change
 from magicdec.schema import Gain
 from magicdec.specs import (
     ServeCommand,
-    load_engine,
     load_model_spec,
     read_serve_command,
 )
@@ -141,50 +137,6 @@ def test_three_to_one_is_likely_and_above_its_interval_is_sure(
 # Gains over what runs
 
 
-def gain_of(row: Any, **fields: Any) -> Any:
-    gain = msgspec.structs.replace(row.decoding.gain, **fields)
-    return msgspec.structs.replace(row, decoding=msgspec.structs.replace(row.decoding, gain=gain))  # fmt: skip
-
-
-@given(
-    speedup=st.floats(0.6, 3.0),
-    low=st.floats(0.5, 1.0),
-    high=st.floats(1.0, 2.0),
-    pays=st.floats(0.0, 1.0),
-)
-def test_no_draft_gains_what_the_draft_loses(
-    speedup: float, low: float, high: float, pays: float
-) -> None:
-    row = found_of(draft="eagle3").drafts[1].rows[0]
-    own = gain_of(row, speedup=speedup, low=speedup * low, high=speedup * high, pays=pays)  # fmt: skip
-    over = check._over_draft(own)
-    assert over.gain * speedup == pytest.approx(1.0)
-    assert over.low * speedup * high == pytest.approx(1.0)
-    assert over.high * speedup * low == pytest.approx(1.0)
-    assert over.chance == pytest.approx(1.0 - pays)
-
-
-def test_a_draft_over_another_has_both_their_errors() -> None:
-    rows = found_of(draft="eagle3").drafts[1].rows
-    alone = found_of(draft="eagle3").drafts[0].rows[0]
-    row, now = rows[1], rows[0]
-    over = check._over(row, alone, None)
-    gain = row.gain
-    assert over[1:] == (gain.low, gain.high, gain.probability)
-    assert over.gain == pytest.approx(row.rate / alone.rate)
-    both = check._over(row, now, None)
-    deviations = [math.log(each.gain.high / each.gain.low) / (2 * Z_90) for each in (row, now)]  # fmt: skip
-    width = math.exp(Z_90 * math.hypot(*deviations))
-    assert both.gain == pytest.approx(row.rate / now.rate)
-    assert both.high / both.gain == pytest.approx(width)
-    assert both.gain / both.low == pytest.approx(width)
-    times = np.linspace(0.5, 1.5, 101)
-    draws: Any = SimpleNamespace(times_as_fast=lambda *_: times)
-    drawn = check._over(row, now, draws)
-    assert (drawn.low, drawn.high) == pytest.approx((0.55, 1.45))
-    assert drawn.chance == pytest.approx(50 / 101)
-
-
 def drafted_of(**fields: Any) -> check.Drafted:
     question: dict[str, Any] = {"draft": "eagle3", "acceptance_rate": 0.7, **fields}
     case = case_of(**question)
@@ -220,26 +172,6 @@ def test_another_gamma_gains_what_the_plan_says(gen_len: int) -> None:
     own = next(row for row in poor.gammas(8).rows if row.gamma == 2)
     assert gamma == 0
     assert over == check._over_draft(own)
-
-
-def test_the_best_draft_of_rows_is_one_that_runs() -> None:
-    rows = found_of(draft="eagle3").drafts[1].rows
-    alone = found_of(draft="eagle3").drafts[0].rows[0]
-    fastest = max(rows, key=lambda row: row.rate)
-    (change,) = check._best_draft(command_of(), rows, alone, "Speculate")
-    assert change.change.startswith("Speculate with EAGLE-3, ")
-    assert f"{fastest.gamma} token" in change.change
-    assert change.gain == pytest.approx(fastest.rate / alone.rate)
-    assert json.loads(change.option.split("'")[1])["num_speculative_tokens"] == fastest.gamma  # fmt: skip
-    for fields in ({"needs_plugin": True}, {"is_hypothetical": True}, {"gamma": 0}):
-        others = [
-            msgspec.structs.replace(row, drafting=msgspec.structs.replace(row.drafting, **fields))
-            for row in rows
-        ]  # fmt: skip
-        assert check._best_draft(command_of(), others, alone, "Draft") == []
-    full = msgspec.structs.replace(fastest, memory=msgspec.structs.replace(fastest.memory, fits=False))  # fmt: skip
-    assert check._best_draft(command_of(), [full], alone, "Draft") == []
-    assert check._best_draft(command_of(), [], alone, "Draft") == []
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp"])
@@ -363,22 +295,6 @@ def served_of(**question: Any) -> settings.Served:
         row=found.rows[0],
         gen_len=question.get("gen_len", 0),
     )
-
-
-def test_a_host_that_was_not_timed_has_vllms_times() -> None:
-    usual = load_engine("vllm")
-    assert settings.with_host_times(usual) == usual
-    other = load_engine("trtllm")
-    found = settings.with_host_times(other)
-    assert other.graphs.eager_host_layer_s == 0.0
-    for name in (
-        "piecewise_host_layer_s", "eager_host_layer_s", "eager_head_layer_s", "piecewise_layer_s", "piecewise_pass_s",
-    ):  # fmt: skip
-        assert getattr(found.graphs, name) == getattr(usual.graphs, name)
-    more_s = (usual.overheads.older_sequence_overhead_s or 0.0) - usual.overheads.sequence_overhead_s  # fmt: skip
-    if other.overheads.older_sequence_overhead_s is None:
-        older_s = found.overheads.older_sequence_overhead_s
-        assert older_s == pytest.approx(other.overheads.sequence_overhead_s + more_s)
 
 
 def test_what_is_set_otherwise_is_compared_alike() -> None:

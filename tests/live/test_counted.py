@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError, ServerError
-from magicdec.live import check, forms, metrics, observation, profile
+from magicdec.live import check, forms, metrics, profile
 from magicdec.live.advice import Serving
-from magicdec.live.metrics import NOT_TOLD, SGLANG, TRTLLM, VLLM, Scrape, Target
+from magicdec.live.metrics import VLLM, Scrape, Target
 from magicdec.live.observation import (
     CounterIncreases,
     MeanGauges,
@@ -29,11 +29,10 @@ from magicdec.live.observation import (
 from magicdec.live.show import View
 from magicdec.specs import (
     Speculation,
-    load_engine,
     load_model_spec,
     read_serve_command,
 )
-from tests.perfmodel.cases import case_of, found_of
+from tests.perfmodel.cases import found_of
 
 TARGET = Target(series=VLLM, model="m")
 
@@ -76,24 +75,6 @@ def test_intervals_that_differ_count_as_clusters_from_three_on() -> None:
     assert several == pytest.approx(np.std(means, ddof=1) / math.sqrt(3))
     two = profile.tokens_stderr(seen(*apart[:2]))
     assert two == pytest.approx(profile.tokens_stderr(seen(counted([100, 85], 200))))
-
-
-@given(drafts=st.integers(1, 200), gamma=st.integers(1, 5), share=st.floats(0.0, 1.0))
-def test_a_sum_of_accepted_tokens_is_one_rate_at_all_positions(
-    drafts: int, gamma: int, share: float
-) -> None:
-    accepted = drafts * gamma * share
-    counts = CounterIncreases(
-        drafts=float(drafts), draft_tokens=float(drafts * gamma), accepted=accepted, counted_steps=float(drafts)
-    )  # fmt: skip
-    survivors = profile._survivors(seen(counts), counts)
-    assert len(survivors) == gamma
-    assert math.fsum(survivors) == pytest.approx(accepted, abs=1e-6 * drafts)
-    if share > 0.01:
-        rates = [now / before for before, now in zip((drafts, *survivors), survivors, strict=False)]  # fmt: skip
-        assert rates == pytest.approx([rates[0]] * gamma)
-    assert profile._survivors(seen(counts), dataclasses.replace(counts, accepted=None)) == ()  # fmt: skip
-    assert profile._survivors(seen(counts), dataclasses.replace(counts, drafts=0.0)) == ()  # fmt: skip
 
 
 def test_a_draft_that_may_be_absent_is_tried_in_every_step() -> None:
@@ -176,60 +157,6 @@ def scrape(time_s: float | None = None, **samples: Any) -> Scrape:
     return Scrape(samples=rows, time_s=time_s, where="there")
 
 
-def test_gauges_are_means_over_the_busy_scrapes() -> None:
-    def at(running: float, waiting: float, usage: float) -> Scrape:
-        return scrape(
-            vllm__num_requests_running=running, vllm__num_requests_waiting=waiting, vllm__kv_cache_usage_perc=usage,
-            vllm__cache_config_info=[({"num_gpu_blocks": "100", "block_size": "16"}, 1.0)],
-        )  # fmt: skip
-
-    found = observation._load([at(0.0, 9.0, 0.9), at(2.0, 1.0, 0.25), at(4.0, 3.0, 0.75)], TARGET)  # fmt: skip
-    assert (found.running, found.waiting, found.kv_usage) == (3.0, 2.0, 0.5)
-    # tokens in the cache over the sequences that hold them, at each moment
-    assert found.context_len == pytest.approx((1600 * 0.25 / 2 + 1600 * 0.75 / 4) / 2)
-    idle = observation._load([at(0.0, 9.0, 0.9)], TARGET)
-    assert (idle.running, idle.context_len) == (None, None)
-
-
-def test_a_cache_is_counted_in_each_engines_own_way() -> None:
-    sglang = Target(series=SGLANG, model="m")
-    one = scrape(
-        sglang__num_running_reqs=4.0, sglang__decode_sum_seq_lens=400.0, sglang__spec_num_steps=2.6
-    )  # fmt: skip
-    found = observation._load([one], sglang)
-    assert (found.context_len, found.gamma) == (100.0, 3)
-    tensorrt = Target(series=TRTLLM, model="m")
-    one = scrape(
-        trtllm_num_generation_requests=4.0, trtllm_kv_cache_used_blocks=10.0, trtllm_kv_cache_tokens_per_block=32.0
-    )  # fmt: skip
-    assert observation._load([one], tensorrt).context_len == 80.0
-    without = scrape(trtllm_num_generation_requests=4.0, trtllm_kv_cache_used_blocks=10.0)  # fmt: skip
-    assert observation._load([without], tensorrt).context_len is None
-
-
-def test_ranks_with_batches_of_their_own_are_said() -> None:
-    sglang = Target(series=SGLANG)
-    rows = [({"dp_rank": str(rank)}, 3.0 + rank) for rank in range(3)]
-    one = scrape(sglang__num_running_reqs=rows)
-    (note,) = observation._on_ranks(one, sglang)
-    assert note.startswith("3 data-parallel ranks")
-    assert "(3, 4, 5 at the end)" in note
-    assert observation._on_ranks(scrape(sglang__num_running_reqs=rows[:1]), sglang) == ()  # fmt: skip
-    assert observation._load([one], sglang).running == 4.0
-
-
-@pytest.mark.parametrize(("blocks", "size", "replica", "tokens"), [
-    ("100", "16", "", 1600.0), ("0", "16", "", None), ("x", "16", "", None), ("1e300", "1e9", "", None),
-    ("100", "16", "0", 1600.0), ("100", "16", "1", None),
-])  # fmt: skip
-def test_the_room_of_a_cache_is_its_blocks_times_their_size(
-    blocks: str, size: str, replica: str, tokens: float | None
-) -> None:
-    labels = {"num_gpu_blocks": blocks, "block_size": size, "engine": "0"}
-    one = Scrape(samples={metrics.CACHE_INFO: ((labels, 1.0),)})
-    assert metrics.cache_tokens(one, dataclasses.replace(TARGET, replica=replica)) == tokens  # fmt: skip
-
-
 def test_a_window_is_within_its_bounds_and_has_two_scrapes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -259,20 +186,6 @@ def test_a_window_is_within_its_bounds_and_has_two_scrapes(
     assert min(slept) >= 0.0
 
 
-def test_samples_are_summed_by_their_labels() -> None:
-    rows = [({"a": "1", "b": "x"}, 1.0), ({"a": "1", "b": "y"}, 2.0), ({"a": "2", "b": "x"}, 4.0)]  # fmt: skip
-    rows.append(({}, 8.0))
-    one = scrape(n=rows, other=[({"a": "9"}, 1.0)])
-    assert one.total("n", {}) == 15.0
-    assert one.total("n", {"a": "1"}) == 3.0
-    assert one.total("n", {"a": "3"}) is None
-    assert one.total(None, {}) is None
-    assert one.by_label("n", "b", {}) == {"x": 5.0, "y": 2.0}
-    assert one.by_label("n", "b", {"a": "1"}) == {"x": 1.0, "y": 2.0}
-    assert one.values("a", "n") == ["1", "2"]
-    assert one.values("a", "o") == ["9"]
-
-
 @pytest.mark.parametrize(("text", "said"), [
     ("vllm:x 1e301", "which no engine has"), ("", "holds no metrics"), ("vllm:x NaN", "holds no metrics"),
     ("x{", "not in"),
@@ -284,15 +197,6 @@ def test_what_no_engine_counts_is_refused(text: str, said: str) -> None:
 
 
 # Files
-
-
-def test_counts_of_sequences_are_one_stretch_each() -> None:
-    counts = SimpleNamespace(steps=[5, 3], accepted=[[4, 2], [1, 0]])
-    found = forms.of_sequences(SimpleNamespace(counts=counts, kind="a trace"))  # type: ignore[arg-type]
-    assert [stretch.counts.drafts for stretch in found.readings] == [5.0, 3.0]
-    assert [stretch.counts.accepted for stretch in found.readings] == [6.0, 1.0]
-    assert found.readings[0].counts.accepted_by_position == (4.0, 2.0)
-    assert (found.form, found.unit, found.series) == ("a trace", "sequences", NOT_TOLD)
 
 
 # A file's first lines
@@ -378,19 +282,6 @@ def test_another_draft_s_option_is_the_engines_own(
         assert text == "--spec-type ngram-simple --spec-draft-n-max 3"
 
 
-@pytest.mark.parametrize(("checkpoint", "expected"), [
-    ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"), ("x/EAGLE-LLaMA3.1-8B", "own"),
-    ("RedHatAI/Qwen3-8B-speculator.eagle3", "own"), (None, "own"),
-])  # fmt: skip
-def test_a_head_that_fits_is_kept(checkpoint: str | None, expected: str) -> None:
-    row = found_of(draft="eagle3", acceptance_rate=0.7, gamma=3).drafts[1].rows[0]
-    own = msgspec.structs.replace(row, drafting=msgspec.structs.replace(row.drafting, checkpoint="own"))  # fmt: skip
-    speculation = SimpleNamespace(checkpoint=checkpoint)
-    command: Any = SimpleNamespace(speculation=speculation, model="llama-3.1-8b")
-    assert check._head_of(command, own) == expected
-    assert check._head_of(SimpleNamespace(speculation=None), own) == "own"  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(("engine", "draft", "checkpoint", "model", "is_own"), [
     *((engine, draft, None, "glm-4.5-air", engine == "sglang" and draft == "eagle")
       for engine, draft in product(("vllm", "sglang"), ("eagle", "eagle3"))),
@@ -409,66 +300,6 @@ def test_eagle_without_a_head_of_its_own_is_the_models_module_in_sglang(
     found = check._with_own_head(command, load_model_spec(model))
     assert found.speculation is not None
     assert found.speculation.draft == ("mtp" if is_own else draft)
-
-
-def test_a_table_by_batch_is_named_where_it_gains_after_its_cost() -> None:
-    question: dict[str, Any] = {
-        "draft": "eagle3", "acceptance_rate": 0.7, "batch_sizes": (64,), "context_lens": (1024,), "gamma": 2,
-    }  # fmt: skip
-    case = case_of(**question)
-    row = found_of(**question).drafts[1].rows[0]
-    drafted = check.Drafted(row=row, case=case, option=case.options[0], gamma=2)
-    command: Any = SimpleNamespace(engine="vllm", read={})
-    best = {batch: drafted.best_at(batch) for batch in (1, 4, 16, 64)}
-    gammas = {batch: gamma for batch, (gamma, _) in best.items()}
-    assert len(set(gammas.values())) > 1
-    gains = [over.gain for _, over in best.values()]
-    mean = math.prod(gains) ** 0.25
-    for cost in (0.0, mean / 1.02 - 1.001, mean / 1.02 - 0.999):
-        engine = case.engine.with_constants(
-            {
-                "graphs.gamma_table_cost": cost,
-                "graphs.gamma_table_cost_low": cost / 2,
-                "graphs.gamma_table_cost_high": cost * 2,
-            }
-        )
-        own = drafted._replace(case=dataclasses.replace(case, engine=engine))
-        changes = check._by_batch(command, own)
-        is_worth = mean >= 1.02 * (1.0 + cost)
-        assert bool(changes) == is_worth
-        if changes:
-            (change,) = changes
-            light = max((1, 4, 16), key=lambda batch: best[batch][1].gain)
-            over = best[light][1]
-            assert change.at_batch == light
-            assert change.gain == pytest.approx(over.gain / (1.0 + cost))
-            assert change.gain_low == pytest.approx(over.low / (1.0 + 2 * cost))
-            assert change.gain_high == pytest.approx(over.high / (1.0 + cost / 2))
-            assert ", ".join(f"{batch}: {gamma}" for batch, gamma in gammas.items()) in change.change  # fmt: skip
-            config = json.loads(change.option.split("'")[1])
-            assert config["num_speculative_tokens"] == max(gammas.values())
-            bands = config["num_speculative_tokens_per_batch_size"]
-            assert bands[0][0] == 1
-            assert bands[-1][1] == 64
-    llama: Any = SimpleNamespace(engine="llama.cpp", read={})
-    assert check._by_batch(llama, drafted) == []
-    assert load_engine("vllm").graphs.gamma_table_cost >= 0.0
-
-
-@given(tokens=st.integers(2, 500), requests=st.none() | st.integers(1, 9))
-def test_a_time_per_token_is_of_the_tokens_after_each_first_one(
-    tokens: int, requests: int | None
-) -> None:
-    """llama.cpp times all its tokens and counts no requests; TensorRT-LLM what comes after a first token."""
-    counts = CounterIncreases(
-        output_tokens=1000.0 + tokens, decode_seconds=20.0, decode_requests=requests
-    )
-    assert counts.tpot_s == pytest.approx(20.0 / (1000 + tokens - (requests or 0)))
-    stepped = CounterIncreases(output_tokens=100.0, requests=10.0, step_seconds=9.0)
-    assert stepped.tpot_s == pytest.approx(0.1)
-    means = CounterIncreases(mean_tpot_sum=3.0, mean_tpot_count=150.0)
-    assert means.tpot_s == pytest.approx(0.02)
-    assert CounterIncreases(output_tokens=5.0).tpot_s is None
 
 
 def test_a_damaged_file_of_several_is_the_first() -> None:
