@@ -25,12 +25,12 @@ from magicdec.specs.serve_command.start import (
 )
 from magicdec.specs.serve_command.syntax import (
     ASSIGNED,
-    Command,
     Compound,
     Lines,
     Node,
-    Part,
-    Statement,
+    Piece,
+    Pipeline,
+    SimpleCommand,
     Word,
     default_parts,
     parsed,
@@ -151,7 +151,7 @@ class Shell:
 
     # Statements
 
-    def _list(self, statements: Sequence[Statement]) -> bool:
+    def _list(self, statements: Sequence[Pipeline]) -> bool:
         """Reads statements one after the other; whether they leave what they stand in."""
         chain: int | None = None
         outer = self.doubt
@@ -178,7 +178,7 @@ class Shell:
             self.doubt = outer
         return False
 
-    def _pipeline(self, statement: Statement) -> bool:
+    def _pipeline(self, statement: Pipeline) -> bool:
         if len(statement.nodes) == 1 and not statement.is_background:
             return self._node(statement.nodes[0])
         for node in statement.nodes:
@@ -192,7 +192,7 @@ class Shell:
         if self.steps > MOST_STEPS:
             raise ConfigError(f"the script has more than {MOST_STEPS} steps")
         self.offset = node.offset
-        if isinstance(node, Command):
+        if isinstance(node, SimpleCommand):
             return self._command(node)
         mark = len(self.journal)
         line = self._line(node)
@@ -356,7 +356,7 @@ class Shell:
             words.append(last)
         return words
 
-    def _one(self, word: Sequence[Part]) -> str:
+    def _one(self, word: Sequence[Piece]) -> str:
         """A word that is not divided, as an assignment's value."""
         texts = []
         for part in word:
@@ -370,7 +370,7 @@ class Shell:
         pieces = re.sub(r"([\\`])", r"\\\1", text).split("$$")
         return "$".join(self._one(quoted_parts(piece, 0)) for piece in pieces)
 
-    def _value(self, part: Part) -> Value:
+    def _value(self, part: Piece) -> Value:
         if part.kind == "text":
             return part.text
         line = f"line {self.lines.at(part.offset)}"
@@ -447,7 +447,7 @@ class Shell:
 
     # Commands
 
-    def _command(self, node: Command) -> bool:
+    def _command(self, node: SimpleCommand) -> bool:
         """Reads a command; whether it leaves the script or the function."""
         line = self._line(node)
         parts = list(node.words)
@@ -494,7 +494,9 @@ class Shell:
             self.command(words, before)
         return name in LEAVES and (name != "exec" or len(words) > 1)
 
-    def _redirected(self, node: Command) -> tuple[tuple[str, str] | None, str | None]:
+    def _redirected(
+        self, node: SimpleCommand
+    ) -> tuple[tuple[str, str] | None, str | None]:
         """The operator and file that output goes to, and the document that input comes from."""
         target = None
         document = None
@@ -699,7 +701,7 @@ class Shell:
 # Names that statements set
 
 
-def _functions(statements: Iterable[Statement]) -> Iterator[Compound]:
+def _functions(statements: Iterable[Pipeline]) -> Iterator[Compound]:
     for statement in statements:
         for node in statement.nodes:
             if isinstance(node, Compound):
@@ -719,7 +721,7 @@ def _function_sets(function: Compound) -> set[str]:
         for node in statement.nodes:
             found = _sets(node)
             is_local = (
-                isinstance(node, Command) and _written(*node.words[:1]) == "local"
+                isinstance(node, SimpleCommand) and _written(*node.words[:1]) == "local"
             )
             if is_local and len(statement.nodes) == 1 and not statement.link:
                 own |= found - names
@@ -739,7 +741,7 @@ def _written(word: Word = ()) -> str:
 
 def _sets(node: Node) -> set[str]:
     """All names that may be set within a node."""
-    if isinstance(node, Command):
+    if isinstance(node, SimpleCommand):
         return _command_sets(node.words)
     names = set()
     if node.kind == "loop" and node.name:
@@ -814,7 +816,7 @@ def _assignment(word: Word) -> tuple[str, str, str, Word] | None:
 
 def _is_test(node: Node | None) -> bool:
     """Whether a command does nothing but decide what runs behind it."""
-    if not isinstance(node, Command) or not node.words:
+    if not isinstance(node, SimpleCommand) or not node.words:
         return False
     return _written(node.words[0]) in TESTS
 

@@ -32,7 +32,7 @@ ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[[^]=]*\])?(\+?=)")
 ESCAPES = {"n": "\n", "t": "\t", "'": "'", "\\": "\\", '"': '"'}
 
 
-class Part(NamedTuple):
+class Piece(NamedTuple):
     """A piece of a word."""
 
     kind: str
@@ -45,7 +45,7 @@ class Part(NamedTuple):
     """An array's."""
 
 
-Word = tuple[Part, ...]
+Word = tuple[Piece, ...]
 
 
 class Token(NamedTuple):
@@ -64,7 +64,7 @@ class Redirect(NamedTuple):
     document: Word | None = None
 
 
-class Command(NamedTuple):
+class SimpleCommand(NamedTuple):
     """A simple command, `[[ … ]]`, or `((…))`, whose text is its word."""
 
     offset: int
@@ -78,15 +78,15 @@ class Compound(NamedTuple):
     offset: int
     kind: str
     """"group", "subshell", "condition", "loop", "while" or "function"."""
-    branches: tuple[tuple[Statement, ...], ...]
+    branches: tuple[tuple[Pipeline, ...], ...]
     name: str = ""
     """The loop's variable, or the function's name."""
 
 
-Node = Command | Compound
+Node = SimpleCommand | Compound
 
 
-class Statement(NamedTuple):
+class Pipeline(NamedTuple):
     """A pipeline."""
 
     link: str
@@ -116,7 +116,7 @@ class Unended(ConfigError):
         self.offset = offset
 
 
-def parsed(text: str, first_line: int = 1) -> tuple[Statement, ...]:
+def parsed(text: str, first_line: int = 1) -> tuple[Pipeline, ...]:
     """The statements of a script. Raises ConfigError where a quote does not end."""
     try:
         return _Parser(list(_tokens(text))).script()
@@ -146,7 +146,7 @@ def _tokens(text: str) -> Iterator[Token]:
         if operator is not None and operator[0] == "(":
             sums = ARITHMETIC.match(text, position)
             if sums is not None:
-                part = Part("text", sums[0][2:-2], False, begin)
+                part = Piece("text", sums[0][2:-2], False, begin)
                 position = sums.end()
                 pending.append(Token("((", begin, (part,)))
                 continue
@@ -196,13 +196,13 @@ def _document(
     after = len(text) if found is None else min(found.end() + 1, len(text))
     if is_plain:
         return tuple(quoted_parts(body, position)), after
-    return (Part("text", body, True, position),), after
+    return (Piece("text", body, True, position),), after
 
 
 def _word(text: str, position: int, *, ends: bool = True) -> tuple[Word, int]:
     """The word at a place, and where it ends. `ends`: blanks and operators end it; the word behind
     ${X:- goes on."""
-    parts: list[Part] = []
+    parts: list[Piece] = []
     plain = PLAIN if ends else PLAIN_IN_DEFAULT
     while position < len(text):
         char = text[position]
@@ -214,7 +214,7 @@ def _word(text: str, position: int, *, ends: bool = True) -> tuple[Word, int]:
             if char in "<>" and text.startswith("(", position + 1):
                 stop = _end(text, position + 2, ")")
                 parts.append(
-                    Part("computed", text[position : stop + 1], True, position)
+                    Piece("computed", text[position : stop + 1], True, position)
                 )
                 position = stop + 1
                 continue
@@ -223,11 +223,11 @@ def _word(text: str, position: int, *, ends: bool = True) -> tuple[Word, int]:
             stop = text.find("'", position + 1)
             if stop < 0:
                 raise Unended(position)
-            parts.append(Part("text", text[position + 1 : stop], True, position))
+            parts.append(Piece("text", text[position + 1 : stop], True, position))
             position = stop + 1
         elif char == '"':
             stop = _end(text, position + 1, '"')
-            parts.append(Part("text", "", True, position))
+            parts.append(Piece("text", "", True, position))
             parts += quoted_parts(text[position + 1 : stop], position + 1)
             position = stop + 1
         elif char in "$`":
@@ -236,12 +236,12 @@ def _word(text: str, position: int, *, ends: bool = True) -> tuple[Word, int]:
         elif char == "\\":
             escaped = text[position + 1 : position + 2]
             if escaped and escaped not in "\r\n":
-                parts.append(Part("text", escaped, True, position))
+                parts.append(Piece("text", escaped, True, position))
             position += 2
         else:
             match = plain.match(text, position)
             stop = position + 1 if match is None else match.end()
-            parts.append(Part("text", text[position:stop], False, position))
+            parts.append(Piece("text", text[position:stop], False, position))
             position = stop
     return tuple(parts), position
 
@@ -251,20 +251,20 @@ def default_parts(text: str) -> Word:
     return _word(text, 0, ends=False)[0]
 
 
-def quoted_parts(text: str, offset: int) -> list[Part]:
+def quoted_parts(text: str, offset: int) -> list[Piece]:
     """Text between double quotes, or in a here-document: what is plain, and its expansions."""
-    parts: list[Part] = []
+    parts: list[Piece] = []
     position = 0
     while position < len(text):
         match = PLAIN_IN_QUOTES.match(text, position)
         if match is not None:
-            parts.append(Part("text", match[0], True, offset + position))
+            parts.append(Piece("text", match[0], True, offset + position))
             position = match.end()
         elif text[position] == "\\":
             escaped = text[position + 1 : position + 2]
             kept = escaped if escaped in ("$", "`", '"', "\\") else f"\\{escaped}"
             if escaped != "\n":
-                parts.append(Part("text", kept, True, offset + position))
+                parts.append(Piece("text", kept, True, offset + position))
             position += 2
         else:
             part, position = _expansion(text, position, is_quoted=True)
@@ -272,34 +272,34 @@ def quoted_parts(text: str, offset: int) -> list[Part]:
     return parts
 
 
-def _expansion(text: str, position: int, *, is_quoted: bool) -> tuple[Part, int]:
+def _expansion(text: str, position: int, *, is_quoted: bool) -> tuple[Piece, int]:
     """What a dollar or a backquote begins."""
     if text[position] == "`":
         match = BACKQUOTED.match(text, position)
         if match is None:
             raise Unended(position)
         if match[1].strip().startswith("#"):  # a comment between options
-            return Part("text", "", is_quoted, position), match.end()
-        return Part("computed", match[0], is_quoted, position), match.end()
+            return Piece("text", "", is_quoted, position), match.end()
+        return Piece("computed", match[0], is_quoted, position), match.end()
     follows = text[position + 1 : position + 2]
     if follows == "(":
         stop = _end(text, position + 2, ")")
         written = text[position : stop + 1]
-        return Part("computed", written, is_quoted, position), stop + 1
+        return Piece("computed", written, is_quoted, position), stop + 1
     if follows == "{":
         stop = _end(text, position + 2, "}", is_quoted=is_quoted)
         inside = text[position + 2 : stop]
-        return Part("value", inside, is_quoted, position), stop + 1
+        return Piece("value", inside, is_quoted, position), stop + 1
     if follows == "'" and not is_quoted:
         match = ANSI.match(text, position)
         if match is None:
             raise Unended(position)
-        return Part("text", unescaped(match[1]), True, position), match.end()
+        return Piece("text", unescaped(match[1]), True, position), match.end()
     match = NAME.match(text, position)
     if match is None:  # a dollar alone, or $"translated"
         kept = "" if follows == '"' and not is_quoted else "$"
-        return Part("text", kept, is_quoted, position), position + 1
-    return Part("value", match[1], is_quoted, position), match.end()
+        return Piece("text", kept, is_quoted, position), position + 1
+    return Piece("value", match[1], is_quoted, position), match.end()
 
 
 def unescaped(text: str) -> str:
@@ -309,7 +309,7 @@ def unescaped(text: str) -> str:
     )
 
 
-def _array(text: str, position: int) -> tuple[Part, int]:
+def _array(text: str, position: int) -> tuple[Piece, int]:
     begin = position
     position += 1
     words: list[Word] = []
@@ -318,7 +318,7 @@ def _array(text: str, position: int) -> tuple[Part, int]:
         if blank is not None:
             position = blank.end()
         elif text[position] == ")":
-            return Part("array", "", True, begin, tuple(words)), position + 1
+            return Piece("array", "", True, begin, tuple(words)), position + 1
         elif text[position] in ";&|<>(":
             break
         else:
@@ -367,15 +367,15 @@ class _Parser:
         self.plain: set[int] = set()
         """Places of words that look like a compound command and have no end: prose, mostly."""
 
-    def script(self) -> tuple[Statement, ...]:
+    def script(self) -> tuple[Pipeline, ...]:
         return self._list(())
 
-    def _list(self, ends: tuple[str, ...]) -> tuple[Statement, ...]:
+    def _list(self, ends: tuple[str, ...]) -> tuple[Pipeline, ...]:
         """Statements up to one of the words or operators that end them."""
         self.depth += 1
         if self.depth > MOST_DEPTH:
             raise ConfigError(f"the script nests more than {MOST_DEPTH} deep")
-        statements: list[Statement] = []
+        statements: list[Pipeline] = []
         link = ""
         while self.place < len(self.tokens):
             operator = self.tokens[self.place].operator
@@ -395,7 +395,7 @@ class _Parser:
                 if self.place < len(self.tokens):
                     nodes.append(self._command())
             after = self._operator()
-            statements.append(Statement(link, tuple(nodes), after == "&"))
+            statements.append(Pipeline(link, tuple(nodes), after == "&"))
             link = after if after in ("&&", "||") else ""
             if link:
                 self._skip(("&&", "||", "\n"))
@@ -489,7 +489,7 @@ class _Parser:
         self._skip(("\n",))
         if not self._takes("in"):
             return None
-        branches: list[tuple[Statement, ...]] = [()]  # there is no condition to run
+        branches: list[tuple[Pipeline, ...]] = [()]  # there is no condition to run
         while True:
             self._skip(("\n", ";;", ";&", ";;&"))
             if self._takes("esac"):
@@ -532,15 +532,15 @@ class _Parser:
         body = self._compound()
         if body is None:
             return None
-        return Compound(offset, "function", ((Statement("", (body,), False),),), name)
+        return Compound(offset, "function", ((Pipeline("", (body,), False),),), name)
 
-    def _simple(self) -> Command:
+    def _simple(self) -> SimpleCommand:
         offset = self.tokens[self.place].offset
         if self._operator() == "((":
             word = self.tokens[self.place].word
             self.place += 1
-            mark = Part("text", "((", False, offset)
-            return Command(offset, ((mark,), word))
+            mark = Piece("text", "((", False, offset)
+            return SimpleCommand(offset, ((mark,), word))
         words: list[Word] = []
         redirects: list[Redirect] = []
         in_test = self._keyword() == "[["
@@ -559,7 +559,7 @@ class _Parser:
                     in_test = False
                 words.append(token.word)
                 self.place += 1
-        return Command(offset, tuple(words), tuple(redirects))
+        return SimpleCommand(offset, tuple(words), tuple(redirects))
 
     def _redirect(self, token: Token) -> Redirect:
         self.place += 1
