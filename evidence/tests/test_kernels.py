@@ -207,9 +207,10 @@ def test_blackwell_devices_have_curves_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("file", "device", "limits"), [
-    ("decode_attention_bf16", "a100-sxm-80gb", {"held_out": 0.105, "extrapolated": 0.14}),
+    pytest.param("decode_attention_bf16", "a100-sxm-80gb", {"held_out": 0.105, "extrapolated": 0.14},
+                 marks=pytest.mark.slow),
     ("gemm_bf16", "a100-sxm-80gb", {"held_out": 0.12, "extrapolated": 0.16}),
-    ("mla_decode", "b200", {"extrapolated": 0.25}),
+    pytest.param("mla_decode", "b200", {"extrapolated": 0.25}, marks=pytest.mark.slow),
     ("linear_attention", "h200", {"extrapolated": 0.2}),
     ("allreduce_bf16", "h100", {"8_from_2": 0.15}),
 ])  # fmt: skip

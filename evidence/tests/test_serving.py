@@ -234,7 +234,7 @@ def test_a_fit_finds_constants_that_it_did_not_start_from():
 
 
 def test_constants_in_columns_are_predicted_as_one_by_one():
-    rows = sample_rows()
+    rows = sample_rows()[::5]
     profiles = {name: load_engine(name) for name in ("vllm", "sglang", "trtllm")}
     factors = np.array([0.8, 1.0, 1.3])
     for name in PRIORS:
@@ -257,6 +257,7 @@ def test_constants_in_columns_are_predicted_as_one_by_one():
             np.testing.assert_allclose(predicted, predict_rows(rows, alone), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_what_is_left_out_takes_no_part_in_the_fit():
     bases = {name: load_engine(name) for name in ("vllm", "sglang")}
     rows = [row for row in sample_rows() if row.is_fitted_on and row.engine in bases]
