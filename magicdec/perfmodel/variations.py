@@ -12,10 +12,11 @@ swing        half the change of ln S when x moves by ± its own stated standard 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,7 +32,6 @@ from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.schema import Candidate, Plan, Site
 from magicdec.specs import (
-    EngineProfile,
     ModelSpec,
     load_engine,
     load_head,
@@ -76,11 +76,12 @@ def for_engine(
             plan=original, site=_site(original, _device(original, wanted, hardware))
         )
     chosen = wanted
-    reason = ""
+    reasons = []
     if against:
         if number is not None:
             raise ConfigError(f"{against}; choose a candidate with another draft")
-        chosen, reason = _instead(original, wanted, engine)
+        chosen, why = _instead(original, wanted, engine)
+        reasons.append(why)
     device = _device(original, chosen, hardware)
     again = make_plan(_request(original, chosen, engine, acceptance, device))
     choice = again.choice
@@ -88,13 +89,13 @@ def for_engine(
         ranked = (row for row in again.candidates if row.gamma == chosen.gamma)
         choice = again.choosing(next(ranked, again.autoregressive))
     if choice.is_speculative and choice.row.verdict == "does not pay":
-        reason = _joined(reason, _lost(choice.row))
+        reasons.append(_lost(choice.row))
         choice = again.choosing(again.autoregressive)
     elif chosen.is_speculative and choice.left_out is not None:
-        reason = _joined(reason, _lost(choice.left_out))
+        reasons.append(_lost(choice.left_out))
     return Replanned(
         plan=msgspec.structs.replace(again, choice=choice),
-        reason=reason,
+        reason="; ".join(reasons),
         site=_site(again, device),
     )
 
@@ -196,7 +197,9 @@ def _instead(original: Plan, wanted: Candidate, engine: str) -> tuple[Candidate,
     why it replaces the wanted one."""
     best = original.best
     reason = f"{engine} does not run the plan's best draft, {_draft_of(wanted)}"
-    if _runs(load_engine(engine), wanted):
+    profile = load_engine(engine)
+    draft = (wanted.draft, wanted.draft_method)
+    if profile.runs(*draft) and profile.runs_staged(*draft, wanted.layout.pp_size):
         reason = _against(original, wanted, engine)
     for row in original.candidates:
         is_same_case = (row.hardware, row.context_len) == (
@@ -220,12 +223,6 @@ def _lost(row: Candidate) -> str:
     )
 
 
-def _joined(reason: str, further: str) -> str:
-    if reason:
-        return f"{reason}; {further}"
-    return further
-
-
 def _site(again: Plan, device: HardwareProfile) -> Site:
     """The model goes by its name in the plan, which for a directory is not the argument."""
     asked = again.request.model
@@ -238,14 +235,6 @@ def _site(again: Plan, device: HardwareProfile) -> Site:
         },
         longest_context=load_model_spec(asked).longest_context,
         is_cpu=is_cpu,
-    )
-
-
-def _runs(profile: EngineProfile, row: Candidate) -> bool:
-    return profile.runs(row.draft, row.draft_method) and profile.runs_staged(
-        row.draft,
-        row.draft_method,
-        row.layout.pp_size,
     )
 
 
@@ -289,7 +278,12 @@ def _request(
     gives = asked.acceptance_rate is not None or asked.accept_length is not None
     formats = original.precision
     if row.is_speculative and not acceptance and not gives:
-        _check_acceptance_is_shipped(asked.acceptance)
+        unknown = set(asked.acceptance) - set(default_profile_names())
+        if unknown:
+            raise ConfigError(
+                f"the plan used the acceptance profile '{min(unknown)}'; give its file with "
+                "--acceptance"
+            )
     return PlanRequest(
         model=asked.model,
         gen_len=asked.gen_len,
@@ -303,8 +297,8 @@ def _request(
         hardware=(device,),
         engine=engine,
         tp_size=row.tp_size,
-        pp_size=_above_one(row.layout.pp_size),
-        ep_size=_above_one(row.layout.ep_size),
+        pp_size=row.layout.pp_size if row.layout.pp_size > 1 else None,
+        ep_size=row.layout.ep_size if row.layout.ep_size > 1 else None,
         dp_attention=row.layout.dp_size > 1,
         batch_sizes=(row.batch_size,),
         context_lens=(row.context_len,),
@@ -313,21 +307,6 @@ def _request(
         weight_dtype=formats.weight_dtype,
         kv_dtype=formats.kv_dtype,
     )
-
-
-def _above_one(size: int) -> int | None:
-    if size > 1:
-        return size
-    return None
-
-
-def _check_acceptance_is_shipped(names: Iterable[str]) -> None:
-    unknown = set(names) - set(default_profile_names())
-    if unknown:
-        raise ConfigError(
-            f"the plan used the acceptance profile '{min(unknown)}'; give its file with "
-            "--acceptance"
-        )
 
 
 def _draft_options(original: Plan, row: Candidate, engine: str) -> dict[str, Any]:
@@ -431,103 +410,74 @@ def sensitivity(request: PlanRequest) -> Sensitivity:
     row = first.searched.prediction(best)
     option = first.searched.origin(best).option
     assert option is not None  # a draft's row
-    state = (row.setup, option.acceptance)
     points = row.points
 
-    def log_speedup(change: Callable[[State, float], State], factor: float) -> float:
-        setup, acceptance = change(state, factor)
+    def log_speedup(state: State) -> float:
+        setup, acceptance = state
         return math.log(float(np.ravel(predict(setup, acceptance, points).speedup)[0]))
 
     found = []
-    for name, change, sigma, measure in _inputs(state):
-
-        def rise(
-            up: float, down: float, change: Callable[[State, float], State] = change
-        ) -> float:
-            return log_speedup(change, up) - log_speedup(change, down)
-
-        elasticity = rise(1.0 + STEP, 1.0 - STEP) / (
-            math.log(1.0 + STEP) - math.log(1.0 - STEP)
-        )
-        if sigma is None:
-            swing = None
-        else:
-            swing = abs(rise(math.exp(sigma), math.exp(-sigma))) / 2.0
+    for name, scaled, sigma, measure in _inputs(row.setup, option.acceptance):
+        rise = log_speedup(scaled(1.0 + STEP)) - log_speedup(scaled(1.0 - STEP))
+        swing = None
+        if sigma is not None:
+            more, less = scaled(math.exp(sigma)), scaled(math.exp(-sigma))
+            swing = abs(log_speedup(more) - log_speedup(less)) / 2.0
         found.append(
             Input(
                 name=name,
-                elasticity=elasticity,
+                elasticity=rise / (math.log(1.0 + STEP) - math.log(1.0 - STEP)),
                 sigma=sigma,
                 swing=swing,
                 measure=measure,
             )
         )
     found.sort(key=lambda each: (each.swing or 0.0, abs(each.elasticity)), reverse=True)
-    speedup = math.exp(log_speedup(lambda unchanged, _: unchanged, 1.0))
+    speedup = math.exp(log_speedup((row.setup, option.acceptance)))
     return Sensitivity(configuration=best, speedup=speedup, inputs=tuple(found))
 
 
 def _inputs(
-    state: State,
-) -> list[tuple[str, Callable[[State, float], State], float | None, str]]:
-    """Name, how it is scaled, its relative standard deviation, and how to measure it; inputs at 0
-    are left out.
-    """
-    setup, acceptance = state
-    errors = relative_errors(one_token_pass(setup), setup.hardware, setup.engine)
-    inputs: list[tuple[str, Callable[[State, float], State], float | None, str]] = [
-        (
-            "memory bandwidth",
-            _scaler("hardware", "memory_bytes_per_s"),
-            None,
-            CALIBRATE,
-        ),
-        ("compute rate", _scaler("hardware", "flops_per_s"), None, CALIBRATE),
-    ]
-    for field, (name, group) in ENGINE_INPUTS.items():
-        if setup.engine.constant(field):
-            inputs.append((name, _scaler("engine", field), errors[group], CALIBRATE))
-    for field, name in LAW_INPUTS.items():
-        value = getattr(acceptance.law, field)
-        if value:
-            if field != "rejection":
-                relative = None
-            else:
-                relative = acceptance.error.log_rejection
-            if relative is not None:
-                sigma = relative
-            else:
-                sigma = getattr(acceptance.error, field, 0.0) / abs(value)
-            inputs.append((name, _scaler("law", field), sigma or None, PROFILE))
-    return inputs
+    setup: Setup, acceptance: AcceptanceProfile
+) -> Iterator[tuple[str, Callable[[float], State], float | None, str]]:
+    """Name of each input that is not 0, the state in which it is so many times as large, its
+    relative standard deviation, and how to measure it."""
 
-
-def _scaler(
-    part: Literal["hardware", "engine", "law"], field: str
-) -> Callable[[State, float], State]:
-    """Multiplies one field by a factor, or each entry of a table of them."""
-
-    def scale(state: State, factor: float) -> State:
-        setup, acceptance = state
-        struct: Any
-        if part == "law":
-            struct = acceptance.law
-        else:
-            struct = getattr(setup, part)
-        if part == "engine":
-            value = struct.constant(field)
-        else:
-            value = getattr(struct, field)
+    def of_device(factor: float, field: str) -> State:
+        value = getattr(setup.hardware, field)
         if isinstance(value, dict):
             scaled = {key: each * factor for key, each in value.items()}
         else:
             scaled = value * factor
-        if part == "engine":
-            changed = struct.with_constants({field: scaled})
-        else:
-            changed = msgspec.structs.replace(struct, **{field: scaled})
-        if part == "law":
-            return setup, msgspec.structs.replace(acceptance, law=changed)
-        return replace(setup, **{part: changed}), acceptance
+        hardware = msgspec.structs.replace(setup.hardware, **{field: scaled})
+        return replace(setup, hardware=hardware), acceptance
 
-    return scale
+    def of_engine(factor: float, field: str) -> State:
+        scaled = setup.engine.constant(field) * factor
+        return replace(
+            setup, engine=setup.engine.with_constants({field: scaled})
+        ), acceptance
+
+    def of_law(factor: float, field: str) -> State:
+        scaled = getattr(acceptance.law, field) * factor
+        law = msgspec.structs.replace(acceptance.law, **{field: scaled})
+        return setup, msgspec.structs.replace(acceptance, law=law)
+
+    for name, field in (
+        ("memory bandwidth", "memory_bytes_per_s"),
+        ("compute rate", "flops_per_s"),
+    ):
+        yield name, partial(of_device, field=field), None, CALIBRATE
+    errors = relative_errors(one_token_pass(setup), setup.hardware, setup.engine)
+    for field, (name, group) in ENGINE_INPUTS.items():
+        if setup.engine.constant(field):
+            yield name, partial(of_engine, field=field), errors[group], CALIBRATE
+    for field, name in LAW_INPUTS.items():
+        value = getattr(acceptance.law, field)
+        if not value:
+            continue
+        if field == "rejection":
+            sigma = acceptance.error.log_rejection
+        else:
+            sigma = getattr(acceptance.error, field, 0.0) / abs(value)
+        yield name, partial(of_law, field=field), sigma or None, PROFILE
