@@ -10,8 +10,6 @@ moves on the logit (acceptance/uncertain.py). Both together make one distributio
 configurations are ranked by, its quantiles, and the probability that it is above 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

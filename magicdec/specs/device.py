@@ -4,8 +4,6 @@ Ceilings are dense, without sparsity; `sources` names where each was read. How n
 come is in the curves of a hardware profile (perfmodel/kernels/profile.py).
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Literal

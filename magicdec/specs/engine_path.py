@@ -4,8 +4,6 @@
 it. `EngineProfile.as_set` gives the profile of a server with options that change it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """The tables of an engine profile (specs/engine.py): one struct each, named as in the file."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

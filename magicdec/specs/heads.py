@@ -5,8 +5,6 @@ What is known of a checkpoint comes from its config.json at hand, else from `dat
 rows name their sources, else from the hub's config.json, else from its name alone.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from functools import cache

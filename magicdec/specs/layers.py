@@ -6,8 +6,6 @@ module in runtime/.
 Shapes are Hugging Face's: H hidden_size, F width.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

@@ -5,14 +5,11 @@ a window of them, or a state of fixed size. Shapes are Hugging Face's: H hidden_
 K KV heads, D head_dim.
 """
 
-from __future__ import annotations
-
 import math
-from typing import Literal, TypeVar
+from typing import Literal, Self
 
 import msgspec
 
-M = TypeVar("M", bound="BaseMixer")
 QKNorm = Literal["none", "head", "layer", "l2", "layernorm", "head_after"]
 RopeType = Literal["linear", "dynamic", "yarn", "longrope", "llama3"]
 
@@ -102,7 +99,7 @@ class BaseMixer(Kind, frozen=True):
         """Kept per sequence."""
         return ()
 
-    def costing(self: M) -> M:
+    def costing(self) -> Self:
         """The mixer without what changes its values but neither its weights nor its work."""
         return self
 
@@ -166,7 +163,7 @@ class Attending(BaseMixer, frozen=True, kw_only=True):
     def rotary(self) -> Rope | None:
         return self.rope
 
-    def costing(self: M) -> M:
+    def costing(self) -> Self:
         return msgspec.structs.replace(self, rope=None, scale=None)
 
 
@@ -252,7 +249,7 @@ class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
             max_tokens = self.span
         return (Cache(self.num_kv_heads, 2 * self.head_dim, max_tokens, is_full),)
 
-    def costing(self) -> Attention:
+    def costing(self) -> Self:
         return msgspec.structs.replace(
             self,
             rope=None,

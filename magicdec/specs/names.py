@@ -6,8 +6,6 @@ without -Instruct, -Chat, -it, -hf or -Base, and with the suffix of a format (-F
 checkpoints, the model whose shape it shares, and its source.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -2,8 +2,6 @@
 with whole experts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

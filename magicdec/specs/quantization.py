@@ -5,8 +5,6 @@ hf_config.py reads it from a configuration; a plan counts its bytes; runtime/che
 weights.
 """
 
-from __future__ import annotations
-
 import re
 from fnmatch import fnmatchcase
 from typing import Literal

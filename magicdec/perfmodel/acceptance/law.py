@@ -35,8 +35,6 @@ block, drafts that get worse over their own tokens in runs, correlation between 
 sequence beyond its rate.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cached_property, lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The questions that a step asks of its draft, with the answers of one that drafts nothing."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any, ClassVar

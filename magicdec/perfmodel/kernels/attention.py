@@ -10,8 +10,6 @@ Latent attention is of many heads over one row of numbers per token: 2·batch·q
 value) FLOPs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar

@@ -17,8 +17,6 @@ A fit minimises Σ w·ρ(ln(predicted/measured)), ρ soft L1, with weak priors (
 constants that the rows do not determine. NaN and negative inputs of a work count as 0.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence

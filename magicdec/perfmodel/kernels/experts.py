@@ -9,8 +9,6 @@ fullest expert's as they grow.
 Ignored: imbalance between experts beyond its mean.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np

@@ -9,8 +9,6 @@ of tiles may be paid whole (`wave_weight`). On CPUs only the ceilings apply, and
 computed token by token when that is faster than packing the weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 

@@ -9,8 +9,6 @@ chosen       overhead + ‖ waves · tile's FLOPs / rate of a multiprocessor , b
 Absorbed, as in decoding, latent attention is grouped-query attention over one KV head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, NamedTuple, Self

@@ -26,8 +26,6 @@ of k·(1 − q/p)):
 Ignored: links shared with other traffic.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import msgspec
@@ -135,7 +133,7 @@ class AllReduceCurve(FittedCurve, frozen=True, kw_only=True):
     """Bulk and ring bandwidth fall as (ranks/2) to this power (below 0: they rise)."""
     ring_hop_s: float = 1.3e-6
 
-    def unfitted(self) -> AllReduceCurve:
+    def unfitted(self) -> "AllReduceCurve":
         """A curve with these algorithms for these ranks and sizes, without fitted constants."""
         kept = (
             "library",

@@ -9,8 +9,6 @@ generic ones, with a wider `relative_error`.
 The same structs describe a CPU that was calibrated locally.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 import zlib
@@ -502,7 +500,7 @@ def read_table(path: Path) -> tuple[KernelTable, dict[Group, dict[str, Array]]]:
     return table, groups
 
 
-def _read_frame(path: Path) -> pd.DataFrame:
+def _read_frame(path: Path) -> "pd.DataFrame":
     import pandas as pd
 
     try:
@@ -515,7 +513,7 @@ def _read_frame(path: Path) -> pd.DataFrame:
         ) from error
 
 
-def _table_of(frame: pd.DataFrame, path: Path) -> KernelTable:
+def _table_of(frame: "pd.DataFrame", path: Path) -> KernelTable:
     """The first table whose columns a file has."""
     names = set(frame.columns)
     if {"device", "latency_us"} <= names:
@@ -529,7 +527,7 @@ def _table_of(frame: pd.DataFrame, path: Path) -> KernelTable:
     )
 
 
-def _positive(frame: pd.DataFrame, name: str, path: Path) -> Array:
+def _positive(frame: "pd.DataFrame", name: str, path: Path) -> Array:
     import pandas as pd
 
     values: Array = pd.to_numeric(frame[name], errors="coerce").to_numpy(

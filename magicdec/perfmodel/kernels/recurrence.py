@@ -7,8 +7,6 @@ cache.
 A state is read once and written after each token that may be the last one accepted; it is in fp32.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
