@@ -56,24 +56,20 @@ def load_model(
         dtype = DTYPES[dtype]
     if not isinstance(model, ModelSpec):
         model = local_model(str(model), with_weights=weights == "checkpoint")
-    if isinstance(model, ModelSpec):
-        spec = model
-    else:
-        spec = load_model_spec(model)
+    spec = model if isinstance(model, ModelSpec) else load_model_spec(model)
     check_divisible(spec, tp.size)
     source: TensorSource
     if weights == "random":
-        if spec.norm.kind.endswith("plus_one"):
-            norm_weight = 0.0
-        else:
-            norm_weight = 1.0
+        is_offset = spec.norm.kind.endswith("plus_one")
         source = RandomTensors(
-            seed=seed, device=torch_device, dtype=dtype, norm_weight=norm_weight
+            seed=seed,
+            device=torch_device,
+            dtype=dtype,
+            norm_weight=0.0 if is_offset else 1.0,
         )
     else:
-        if isinstance(model, ModelSpec):
-            directory = None
-        else:
+        directory = None
+        if not isinstance(model, ModelSpec):
             directory = checkpoint_directory(model)
         if directory is None:
             raise CheckpointError(

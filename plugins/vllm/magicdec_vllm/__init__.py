@@ -3,4 +3,4 @@ speculative configuration names (draft.py), and the session that `magicdec run -
 (session.py). docs/vllm.md is its manual.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.1.0"
