@@ -106,7 +106,7 @@ if TYPE_CHECKING:
         lane_of,
     )
     from magicdec.perfmodel.memory import MemoryNeed, memory_need
-    from magicdec.perfmodel.plan.drafts import check_profiles, offered
+    from magicdec.perfmodel.plan.drafts import check_profiles
     from magicdec.perfmodel.plan.draws import Draws, draws_of
     from magicdec.perfmodel.plan.request import (
         DEFAULT_MAX_GAMMA,

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     )
     from magicdec.reports.figures import FIGURES, draw
     from magicdec.reports.figures.chart import PAPER, png, raw_svg
-    from magicdec.reports.headline import Headline, headline_of
     from magicdec.reports.report import (
         TEMPLATES,
         html_context,
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
         write_report,
     )
     from magicdec.reports.sentences import acceptance_of
-    from magicdec.reports.tables import TABLES, Table, candidate_table
+    from magicdec.reports.tables import TABLES, Table
     from magicdec.reports.terminal import (
         print_comparison,
         print_groups,

@@ -645,21 +645,3 @@ def test_the_cure_for_an_odd_gamma_is_a_multiple_below_it(
 ])  # fmt: skip
 def test_a_checkpoint_is_a_repository_or_a_path(name: str, text: bool) -> None:
     assert standing.is_named(name) == text
-
-
-def test_an_offered_draft_is_one_that_a_plan_takes() -> None:
-    for name, engine in (("llama-3.1-8b", "vllm"), ("qwen3-8b", "sglang"), ("glm-4.5-air", "vllm")):  # fmt: skip
-        wanted = asked(model=name, engine=engine)
-        found = drafts.offered(load_model_spec(name), wanted, load_engine(engine))
-        assert len(set(found)) == len(found)
-        for draft in found:
-            if draft in SPARSE_METHODS or draft == "full":
-                plain = asked(model=name, engine=engine, draft=SELF, draft_method=draft)
-            else:
-                plain = asked(model=name, engine=engine, draft=draft)
-            options, _ = drafts_of(plain)
-            assert options, draft
-        for method in OWN_METHOD:
-            ask = standing.AskedDraft(draft=method, method=method, reads_files=False)
-            stands = standing.standing(ask, load_model_spec(name), load_engine(engine))
-            assert (method in found) == (stands.answer in ("starts", "unknown")), method

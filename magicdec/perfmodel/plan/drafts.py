@@ -33,11 +33,9 @@ from magicdec.perfmodel.plan.standing import (
 )
 from magicdec.schema import NeedsAcceptance
 from magicdec.specs import (
-    ANY_MODEL,
     DRAFT_METHODS,
     HEAD_METHODS,
     LOOKUP_METHODS,
-    MODEL_METHODS,
     NAMED_DRAFTS,
     OWN_METHOD,
     SELF,
@@ -510,25 +508,3 @@ def _budgets(asked: tuple[int | str, ...], context: int) -> tuple[int, ...]:
     return tuple(budget for budget in DEFAULT_BUDGETS if budget <= context // 2) or (
         max(8, context // 2),
     )
-
-
-def offered(
-    target: ModelSpec, request: PlanRequest, engine: EngineProfile
-) -> list[str]:
-    """The drafts that a user can name for a target: ways to draft that exist for it and that the
-    engine runs, then the catalog's models of its vocabulary that are small enough.
-    """
-    ways: list[tuple[str, DraftMethod]] = [(SELF, kind) for kind in SPARSE_METHODS]
-    if _has_other_weights(request, target, "full", SELF):
-        ways.append((SELF, "full"))
-    ways += [(kind, kind) for kind in OWN_METHOD]
-    found: list[str] = []
-    for name, kind in ways:
-        question = _question(target, name, kind, request, request.context_lens[0], None)
-        stands = _standing(target, name, kind, request, engine, question)
-        if stands.answer in ("starts", "unknown"):
-            found.append(kind)
-    (context, *_) = request.context_lens
-    if any(engine.runs(ANY_MODEL, kind) for kind in MODEL_METHODS):
-        found += _small_drafts(target, context)
-    return found
