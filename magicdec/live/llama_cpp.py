@@ -29,7 +29,7 @@ PRINTED = {
     "method": re.compile(r"statistics\s+([\w-]{1,40}):"),
     "drafts": re.compile(r"#gen drafts\s*=\s*(\d+)"),
 }
-"""What the server's log says of a request."""
+"""The statistics of a request in the log of the server."""
 TIMINGS = {
     "prompt_len": ("prompt_n", 1.0),
     "prompt_s": ("prompt_ms", MILLI),
@@ -37,10 +37,10 @@ TIMINGS = {
     "tokens": ("predicted_n", 1.0),
     "drafted": ("draft_n", 1.0),
 }
-"""What an answer's `timings` say of a request, with their units."""
+"""The statistics of a request in the `timings` of an answer, with their units."""
 TOTALS = re.compile(r"\b(n_draft|n_predict|n_drafted|n_accept)\s*=\s*(\d+)")
 DECODED = re.compile(r"\bdecoded\s+(\d+) tokens in\s+([\d.]+) seconds,")
-"""What llama-speculative prints at its end."""
+"""The statistics that llama-speculative prints at its end."""
 
 
 @dataclass(kw_only=True)

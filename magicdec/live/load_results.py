@@ -255,7 +255,7 @@ def is_report(text: str) -> bool:
 
 
 def read_report(text: str) -> Readings:
-    """What `vllm bench serve` and sglang.bench_serving print, once or several times."""
+    """Reads the printed summaries of `vllm bench serve` and sglang.bench_serving, one or several."""
     runs: list[Run] = []
     for line in text.splitlines():
         if REPORT in line:
