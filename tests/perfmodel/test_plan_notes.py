@@ -73,9 +73,9 @@ def test_remarks_are_those_of_the_shown_draft() -> None:
     for of_draft in found.drafts[1:]:
         row = of_draft.rows[0]
         remark = f"{row.draft} {row.draft_method}"
-        assert list(notes._on_start(told, answer(row))) == [remark]
-        assert list(notes._on_start(told, answer(alone, row))) == [remark]
-    assert list(notes._on_start(told, answer(alone))) == []
+        assert list(notes._start_notes(told, answer(row))) == [remark]
+        assert list(notes._start_notes(told, answer(alone, row))) == [remark]
+    assert list(notes._start_notes(told, answer(alone))) == []
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, None])
@@ -88,7 +88,7 @@ def test_acceptance_at_another_temperature_or_length_is_noted(
         own = trained_to(option, trained_len, temperature=temperature)
         for is_windowed in (False, True):
             told = list(
-                notes._on_conditions(case, own, context, is_windowed=is_windowed)
+                notes._conditions_notes(case, own, context, is_windowed=is_windowed)
             )
             is_warm = temperature not in (None, 0.7)
             of_warmth = [note for note in told if "temperature" in note]
@@ -104,15 +104,15 @@ def test_a_length_beyond_the_trained_one_is_told_with_what_is_accepted_there() -
     (option,) = case.options
     own = trained_to(option, 2048)
     acceptance = own.acceptance
-    plain = notes._on_length(own, acceptance, 30_000, "")
+    plain = notes._length_notes(own, acceptance, 30_000, "")
     assert "heads are usually trained on up to 2,048 tokens" in plain
     shares = [int(each) for each in re.findall(r"(\d+) %", plain)]
     for share, context in zip(shares, (30_000, 2048), strict=True):
         rate = float(acceptance.law.first_rate(budget=None, context=context))
         assert share == round(100 * rate)
-    assert notes._on_length(own, acceptance, 30_000, "why") == f"{plain}; why"
+    assert notes._length_notes(own, acceptance, 30_000, "why") == f"{plain}; why"
     named: Any = dataclasses.replace(own, head=object())
-    assert "this " in notes._on_length(named, acceptance, 30_000, "")
+    assert "this " in notes._length_notes(named, acceptance, 30_000, "")
 
 
 def test_a_full_cache_beyond_the_draft_s_own_length_is_noted() -> None:
@@ -120,15 +120,15 @@ def test_a_full_cache_beyond_the_draft_s_own_length_is_noted() -> None:
     (option,) = case.options
     assert option.model is not None
     most = option.model.max_position_embeddings
-    assert not list(notes._on_full_cache(case, option, most))
-    (told,) = notes._on_full_cache(case, option, most + 1)
+    assert not list(notes._full_cache_notes(case, option, most))
+    (told,) = notes._full_cache_notes(case, option, most + 1)
     assert f"up to {most:,} tokens" in told
     head = case_of(draft="eagle3").options[0]
-    assert not list(notes._on_full_cache(case, head, most + 1))
+    assert not list(notes._full_cache_notes(case, head, most + 1))
     short = msgspec.structs.replace(option.model, max_position_embeddings=9)
     own = dataclasses.replace(option, model=short)
-    assert list(notes._on_full_cache(case, own, 10))
-    assert not list(notes._on_full_cache(case, own, 9))
+    assert list(notes._full_cache_notes(case, own, 10))
+    assert not list(notes._full_cache_notes(case, own, 9))
 
 
 @pytest.mark.parametrize("budgets", [(), (512,)])
@@ -138,7 +138,7 @@ def test_a_budget_that_a_head_cannot_have_is_noted(
     budgets: tuple[int, ...], engine: str, draft: str
 ) -> None:
     case = case_of(draft=draft, engine=engine, draft_budgets=budgets)
-    told = list(notes._on_budget(case, case.options[0]))
+    told = list(notes._budget_notes(case, case.options[0]))
     has_window = bool(load_engine(engine).draft(draft, draft).window_setting)
     assert bool(told) == (bool(budgets) and draft == "eagle3" and not has_window)
     why = load_engine(engine).draft(draft, draft).window_note
@@ -154,7 +154,7 @@ def test_the_origin_of_a_borrowed_acceptance_is_noted() -> None:
             measured_on=measured_on, checkpoint="a/b", is_counted=False
         )
         own = dataclasses.replace(option, acceptance=acceptance)
-        told = list(notes._on_origin(case, own, is_best=False))
+        told = list(notes._origin_notes(case, own, is_best=False))
         assert len(told) == bool(measured_on)
         if told:
             assert "measured on llama-3.1-70b" in told[0]
@@ -162,7 +162,7 @@ def test_the_origin_of_a_borrowed_acceptance_is_noted() -> None:
     own_head = notes.is_one_head_of_many(option.acceptance)
     told = [
         note
-        for note in notes._on_origin(case, option, is_best=True)
+        for note in notes._origin_notes(case, option, is_best=True)
         if "other heads of the model" in note
     ]
     assert len(told) == own_head
@@ -209,7 +209,7 @@ def test_a_window_is_compared_with_the_whole_cache() -> None:
     assert cut
     assert whole
     fastest = max(whole, key=lambda row: row.speedup)
-    (note,) = notes._on_window(case, cut[0], rows)
+    (note,) = notes._window_notes(case, cut[0], rows)
     start, ends = note.split("; with its whole cache ")
     flag = load_engine("sglang").draft("eagle3", "eagle3").window_setting
     assert f"sees {cut[0].draft_budget:,} of 16,384 tokens ({flag})" in start
@@ -217,10 +217,10 @@ def test_a_window_is_compared_with_the_whole_cache() -> None:
         step_ms = row.step_s * 1e3
         pace = f"{row.drafting.tokens_per_step:.2f} tokens per {step_ms:.1f} ms step"
         assert f"{pace} at gamma {row.gamma}, {row.speedup:.2f}x" in text
-    assert not list(notes._on_window(case, whole[0], rows))
-    assert not list(notes._on_window(case, cut[0], cut))
+    assert not list(notes._window_notes(case, whole[0], rows))
+    assert not list(notes._window_notes(case, cut[0], cut))
     on_vllm = dataclasses.replace(case, engine=load_engine("vllm"))
-    assert not list(notes._on_window(on_vllm, cut[0], rows))
+    assert not list(notes._window_notes(on_vllm, cut[0], rows))
 
 
 @pytest.mark.parametrize(("trained", "window", "is_told"), [
@@ -249,9 +249,9 @@ def test_speculation_that_gains_nowhere_is_said_not_to_pay() -> None:
     text = "speculation does not pay here: decode autoregressively"
     for speedup, is_told in ((1.0, True), (1.01, False)):
         drafted = [at(rows[0], speedup), at(rows[1], 0.5)]
-        assert (text in notes._on_drafts(case, alone, drafted)[1]) == is_told
-        assert text not in notes._on_drafts(case, rows[0], drafted)[1]
-    assert text not in notes._on_drafts(case, alone, [])[1]
+        assert (text in notes._drafts_notes(case, alone, drafted)[1]) == is_told
+        assert text not in notes._drafts_notes(case, rows[0], drafted)[1]
+    assert text not in notes._drafts_notes(case, alone, [])[1]
 
 
 def test_what_is_said_of_the_chosen_draft_comes_first() -> None:
@@ -263,17 +263,17 @@ def test_what_is_said_of_the_chosen_draft_comes_first() -> None:
     )
     best = best_of(draft="eagle3")
     alone = found_of(draft="eagle3").drafts[0].rows[0]
-    key, others = notes._on_drafts(own, best, [best])
+    key, others = notes._drafts_notes(own, best, [best])
     assert [("0.1" in note, "whatever" in note) for note in key] == [
         (True, False), (False, True),
     ]  # fmt: skip
     assert not [note for note in others if "0.1" in note]
-    key, others = notes._on_drafts(own, alone, [best])
+    key, others = notes._drafts_notes(own, alone, [best])
     assert key == []
     assert [note for note in others if "temperature 0.1" in note]
     assert not [note for note in others if "whatever" in note]
     far = with_drafting(best, is_extrapolated=True)
-    measured = notes._on_drafts(own, far, [far])[0]
+    measured = notes._drafts_notes(own, far, [far])[0]
     assert [note for note in measured if "lies outside" in note]
 
 
@@ -284,7 +284,7 @@ def test_a_batch_beyond_the_captured_graphs_is_noted_with_its_tokens() -> None:
     question: dict[str, Any] = {"draft": "eagle3", "batch_sizes": (64, 400), "context_lens": (512,)}  # fmt: skip
     case = case_of(**question)
     for row in rows_of(**question):
-        told = [note for note in notes._on_engine(case, row) if "captures no graph" in note]  # fmt: skip
+        told = [note for note in notes._engine_notes(case, row) if "captures no graph" in note]  # fmt: skip
         assert bool(told) == (not row.step.is_captured)
         if told:
             tokens = ""
@@ -297,10 +297,10 @@ def test_an_engine_s_remark_on_a_draft_is_told_where_that_is_chosen() -> None:
     case = with_engine(case_of(draft="eagle3"), "eagle3", note="is odd")
     best = best_of(draft="eagle3")
     alone = found_of(draft="eagle3").drafts[0].rows[0]
-    assert "eagle3/eagle3 is odd" in list(notes._on_engine(case, best))
-    assert not [note for note in notes._on_engine(case, alone) if "is odd" in note]
+    assert "eagle3/eagle3 is odd" in list(notes._engine_notes(case, best))
+    assert not [note for note in notes._engine_notes(case, alone) if "is odd" in note]
     plain = with_engine(case, "eagle3", note="")
-    assert not list(notes._on_engine(plain, best))
+    assert not list(notes._engine_notes(plain, best))
 
 
 def test_trees_are_noted_for_heads_of_engines_that_have_them() -> None:
@@ -309,8 +309,8 @@ def test_trees_are_noted_for_heads_of_engines_that_have_them() -> None:
     for engine in ("vllm", "sglang", "ours"):
         case = dataclasses.replace(case_of(draft="eagle3"), engine=load_engine(engine))
         has_trees = bool(case.engine.overheads.tree_step_s)
-        assert (notes.TREES_LOSE in list(notes._on_engine(case, best))) == has_trees
-        assert notes.TREES_LOSE not in list(notes._on_engine(case, lookup))
+        assert (notes.TREES_LOSE in list(notes._engine_notes(case, best))) == has_trees
+        assert notes.TREES_LOSE not in list(notes._engine_notes(case, lookup))
 
 
 def test_the_path_of_the_shown_draft_is_told_where_it_is_not_the_usual() -> None:
@@ -322,10 +322,10 @@ def test_the_path_of_the_shown_draft_is_told_where_it_is_not_the_usual() -> None
         for of_draft in found.drafts[1:]:
             row = of_draft.rows[0]
             path = at.engine.path(row.draft, row.draft_method)
-            told = list(notes._on_path(at, answer(row)))
+            told = list(notes._path_notes(at, answer(row)))
             assert bool(told) == any(path.sentences())
-            assert told == list(notes._on_path(at, answer(alone, row)))
-        assert not list(notes._on_path(at, answer(alone)))
+            assert told == list(notes._path_notes(at, answer(alone, row)))
+        assert not list(notes._path_notes(at, answer(alone)))
 
 
 def test_lost_prefix_hits_are_noted_where_they_cost_more_than_three_percent() -> None:
@@ -352,14 +352,14 @@ def test_lost_prefix_hits_are_noted_where_they_cost_more_than_three_percent() ->
             value = users.first_s if users.whole is None else 1.0 / users.rate_per_gpu
             times.append(float(np.ravel(value)[0]))
         loss = 1.0 - times[1] / times[0]
-        told = list(notes._on_hits(case, best))
+        told = list(notes._hits_notes(case, best))
         assert bool(told) == (loss > 0.03)
         seen.add(bool(told))
         if told:
             what = "of the tokens per second" if gen_len else "of the time to the first"
             assert f"which costs {100 * loss:.0f} % {what}" in told[0]
             assert "disable_eagle_block_drop" in told[0]
-        assert not list(notes._on_hits(keeping, best))
+        assert not list(notes._hits_notes(keeping, best))
     assert seen == {True, False}
 
 
@@ -370,10 +370,10 @@ def test_a_pool_that_only_decodes_says_when_prompts_come() -> None:
     question: dict[str, Any] = {"draft": "eagle3", "prefill": "elsewhere", "kv_link_gb_s": 20.0}  # fmt: skip
     case = case_of(**question)
     for row in (rows_of(**question)[0], found_of(**question).drafts[0].rows[0]):
-        (note,) = notes._on_pool(case, row)
+        (note,) = notes._pool_notes(case, row)
         assert "20 GB/s per device" in note
         one = found_of(**question).prediction(row)
         for seconds in (one.prefill_s, one.transfer_s):
             text = notes.format_seconds(float(np.ravel(seconds)[0]))
             assert f"({text})" in note
-    assert not list(notes._on_pool(case_of(draft="eagle3"), best_of(draft="eagle3")))
+    assert not list(notes._pool_notes(case_of(draft="eagle3"), best_of(draft="eagle3")))

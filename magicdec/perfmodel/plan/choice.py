@@ -476,18 +476,18 @@ def _beliefs(option: DraftOption) -> list[BelievedProfile]:
 
 def _predicted_by_text(prediction: Prediction, law: BeliefByText) -> Prediction:
     """The prediction's rows on each text, [texts, rows]."""
-    at = prediction.points
-    gen_len = np.broadcast_to(at.gen_len, at.shape)
-    points = dataclasses.replace(at, gen_len=np.tile(gen_len, (len(TASKS), 1)))
+    row_points = prediction.points
+    gen_len = np.broadcast_to(row_points.gen_len, row_points.shape)
+    points = dataclasses.replace(row_points, gen_len=np.tile(gen_len, (len(TASKS), 1)))
     setup = prediction.setup
     draft = draft_of(setup)
     if draft.is_by_sequence:
         return predict(setup, law, points)
-    kv_len = at.context + at.gen_len / 2.0
+    kv_len = row_points.context + row_points.gen_len / 2.0
     where = {
-        "budget": draft.tokens_read(kv_len, at.budget),
-        "context": draft.context_seen(kv_len, at.budget),
-        "gamma": at.gamma,
+        "budget": draft.tokens_read(kv_len, row_points.budget),
+        "context": draft.context_seen(kv_len, row_points.budget),
+        "gamma": row_points.gamma,
     }
     middle, _ = law.tokens_per_step(**where)
     tree = setup.speculation.tree

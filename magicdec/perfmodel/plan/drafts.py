@@ -256,8 +256,8 @@ def _has_other_weights(
     published = "bf16"
     if kind == "mtp":
         published = of_target
-    own = Precision(weight_dtype=request.draft_weight_dtype)
-    return own.weight_bytes < Precision(weight_dtype=published).weight_bytes
+    asked = Precision(weight_dtype=request.draft_weight_dtype)
+    return asked.weight_bytes < Precision(weight_dtype=published).weight_bytes
 
 
 def _considered(
@@ -392,11 +392,11 @@ def _acceptance(
     """The given rate, or a given profile of this draft; else what is exact of a copy of the target
     or was published of a narrower one; else the belief."""
     if request.gives_acceptance:
-        return _given(request, method, question, engine)
+        return _given_acceptance(request, method, question, engine)
     measured = _measured(draft, method, request)
     other_format = _has_other_weights(request, target, method, draft)
     if measured is None and method == "full" and draft in (SELF, target.name):
-        copy = _of_copy(target, request, is_narrower=other_format)
+        copy = _copy_acceptance(target, request, is_narrower=other_format)
         if copy is not None:
             return copy
     if measured is not None:
@@ -406,7 +406,7 @@ def _acceptance(
     )
 
 
-def _given(
+def _given_acceptance(
     request: PlanRequest, method: DraftMethod, question: Question, engine: EngineProfile
 ) -> AcceptanceProfile:
     """The acceptance of a given rate, or of the tokens per step at the gamma in use. Raises
@@ -448,7 +448,7 @@ def _given(
     return found
 
 
-def _of_copy(
+def _copy_acceptance(
     target: ModelSpec,
     request: PlanRequest,
     *,

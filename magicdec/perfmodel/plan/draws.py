@@ -57,8 +57,8 @@ def normals(num: int) -> Array:
     places = (0.5 + np.outer(np.arange(1.0, NUM_PAIRS + 1.0), steps)) % 1.0
     quantile = NormalDist().inv_cdf
     half = np.vectorize(quantile)(places)
-    own = np.linalg.cholesky(half.T @ half / NUM_PAIRS)
-    half = np.linalg.solve(own, half.T).T  # none is correlated with another
+    mixing = np.linalg.cholesky(half.T @ half / NUM_PAIRS)
+    half = np.linalg.solve(mixing, half.T).T  # none is correlated with another
     return np.concatenate([half, -half])
 
 
@@ -233,8 +233,8 @@ def _log_time(of: Competitor, draws: dict[str, Array]) -> Array:
         shifts[REPORTED] = reported_error(terms)
     total = np.zeros((2 * NUM_PAIRS, len(of.rows)))
     for source, shift in shifts.items():
-        own = prediction.full(shift)
-        total += np.outer(draws[source], own) - own**2 / 2.0
+        deviation = prediction.full(shift)
+        total += np.outer(draws[source], deviation) - deviation**2 / 2.0
     return total
 
 

@@ -82,31 +82,31 @@ def notes(
     speculative rows.
     """
     best = answer.best
-    of_drafts, on_other_drafts = _on_drafts(case, best, drafted)
+    of_drafts, on_other_drafts = _drafts_notes(case, best, drafted)
     key = [
-        *_on_start(case, answer),
-        *_on_pool(case, best),
-        *_on_spread(case, answer),
-        *_on_kernels(cases),
-        *_on_formats(cases),
-        *_on_devices(cases, best),
-        *_on_engine(case, best),
-        *_on_hits(case, best),
-        *_on_window(case, best, drafted),
+        *_start_notes(case, answer),
+        *_pool_notes(case, best),
+        *_spread_notes(case, answer),
+        *_kernels_notes(cases),
+        *_formats_notes(cases),
+        *_devices_notes(cases, best),
+        *_engine_notes(case, best),
+        *_hits_notes(case, best),
+        *_window_notes(case, best, drafted),
         *of_drafts,
     ]
     rest = [
-        *_on_path(case, answer),
-        *_on_engine_fit(cases),
-        *_on_measured(case),
-        *_on_table(answer),
-        *_on_adaptive(case, best),
+        *_path_notes(case, answer),
+        *_engine_fit_notes(cases),
+        *_measured_notes(case),
+        *_table_notes(answer),
+        *_adaptive_notes(case, best),
         *on_other_drafts,
     ]
     return key, rest
 
 
-def _on_start(case: Case, answer: CaseAnswer) -> Iterator[str]:
+def _start_notes(case: Case, answer: CaseAnswer) -> Iterator[str]:
     """Notes on what is not known of the shown draft's checkpoint, and on what it needs."""
     shown = answer.choice.left_out or answer.best
     for option in case.options:
@@ -114,7 +114,7 @@ def _on_start(case: Case, answer: CaseAnswer) -> Iterator[str]:
             yield from option.remarks
 
 
-def _on_pool(case: Case, best: Candidate) -> Iterator[str]:
+def _pool_notes(case: Case, best: Candidate) -> Iterator[str]:
     """A pool that only decodes: when prompts come, and what is not in the answer."""
     if case.request.prefill == "here":
         return
@@ -143,7 +143,7 @@ def _on_pool(case: Case, best: Candidate) -> Iterator[str]:
     )
 
 
-def _on_devices(cases: list[Case], best: Candidate) -> Iterator[str]:
+def _devices_notes(cases: list[Case], best: Candidate) -> Iterator[str]:
     """Formats in which one device holds the model, for devices whose number was not given."""
     groups: dict[str, list[str]] = {}
     for case in cases:
@@ -169,7 +169,7 @@ def _on_devices(cases: list[Case], best: Candidate) -> Iterator[str]:
         )
 
 
-def _on_formats(cases: list[Case]) -> Iterator[str]:
+def _formats_notes(cases: list[Case]) -> Iterator[str]:
     """Devices that do not compute in the format that checkpoints are published in."""
     lacking = []
     for case in cases:
@@ -182,7 +182,7 @@ def _on_formats(cases: list[Case]) -> Iterator[str]:
         )
 
 
-def _on_measured(case: Case) -> Iterator[str]:
+def _measured_notes(case: Case) -> Iterator[str]:
     """Kernels that nobody timed on the device."""
     hardware = case.hardware.name
     if case.hardware.is_measured:
@@ -191,7 +191,7 @@ def _on_measured(case: Case) -> Iterator[str]:
             yield f"nobody timed {', '.join(kernels)} on {hardware}: intervals are wider"
 
 
-def _on_spread(case: Case, answer: CaseAnswer) -> Iterator[str]:
+def _spread_notes(case: Case, answer: CaseAnswer) -> Iterator[str]:
     """How the best row is spread over devices, and how many of them it leaves idle."""
     best = answer.best
     spread = case.spread
@@ -237,7 +237,7 @@ def _with_lender(hardware: HardwareProfile) -> str:
     return f"{hardware.name} ({hardware.curves_from}'s stand in)"
 
 
-def _on_kernels(cases: list[Case]) -> Iterator[str]:
+def _kernels_notes(cases: list[Case]) -> Iterator[str]:
     """Devices whose times are estimates."""
     unmeasured = [case.hardware for case in cases if not case.hardware.is_measured]
     if unmeasured:
@@ -276,7 +276,7 @@ def _on_kernels(cases: list[Case]) -> Iterator[str]:
             )
 
 
-def _on_engine_fit(cases: list[Case]) -> Iterator[str]:
+def _engine_fit_notes(cases: list[Case]) -> Iterator[str]:
     """Engines whose fixed costs were not fitted, or fitted on another device."""
     engine = cases[0].engine
     if not engine.fitted_on:
@@ -295,7 +295,7 @@ def _on_engine_fit(cases: list[Case]) -> Iterator[str]:
         )
 
 
-def _on_engine(case: Case, best: Candidate) -> Iterator[str]:
+def _engine_notes(case: Case, best: Candidate) -> Iterator[str]:
     """The engine's defaults that bear on the best configuration."""
     engine = case.engine
     if not best.step.is_captured:
@@ -315,7 +315,7 @@ def _on_engine(case: Case, best: Candidate) -> Iterator[str]:
         yield f"{best.draft}/{best.draft_method} {about}"
 
 
-def _on_path(case: Case, answer: CaseAnswer) -> Iterator[str]:
+def _path_notes(case: Case, answer: CaseAnswer) -> Iterator[str]:
     """How the engine runs the shown draft, where that is not with whole graphs and overlapped
     scheduling."""
     shown = answer.choice.left_out or answer.best
@@ -327,7 +327,7 @@ def _on_path(case: Case, answer: CaseAnswer) -> Iterator[str]:
         yield f"{name} is priced as {case.engine.name} runs it, {path.with_runner}"
 
 
-def _on_hits(case: Case, best: Candidate) -> Iterator[str]:
+def _hits_notes(case: Case, best: Candidate) -> Iterator[str]:
     """The cost of the prefix hits that the best row's draft loses, if it is above LEAST_LOSS."""
     engine = case.engine
     if (
@@ -373,7 +373,9 @@ def _has_the_draft_of(row: Candidate, best: Candidate) -> bool:
     )
 
 
-def _on_window(case: Case, best: Candidate, drafted: list[Candidate]) -> Iterator[str]:
+def _window_notes(
+    case: Case, best: Candidate, drafted: list[Candidate]
+) -> Iterator[str]:
     """The speedup of a head with the chosen window, compared with its whole cache."""
     flag = case.engine.draft(best.draft, best.draft_method).window_setting
     if best.draft_budget is None or not flag:
@@ -426,7 +428,7 @@ def hits_lost(case: Case, best: Candidate, cost: str, unit_tokens: int) -> str:
     return note
 
 
-def _on_table(answer: CaseAnswer) -> Iterator[str]:
+def _table_notes(answer: CaseAnswer) -> Iterator[str]:
     """The cost of a loaded draft at batches that draft nothing, up to the best batch, at its
     context.
     """
@@ -448,26 +450,26 @@ def _on_table(answer: CaseAnswer) -> Iterator[str]:
         )
 
 
-def _on_adaptive(case: Case, best: Candidate) -> Iterator[str]:
+def _adaptive_notes(case: Case, best: Candidate) -> Iterator[str]:
     """Depths that the engine adapts itself, as measured on another server."""
     engine = case.engine
-    own = engine.draft(best.draft, best.draft_method)
-    gains = own.adaptive_gains
+    draft = engine.draft(best.draft, best.draft_method)
+    gains = draft.adaptive_gains
     if not best.is_speculative or not gains:
         return
     batches = np.log([float(batch) for batch in gains])
-    at = np.interp(np.log(best.batch_size), batches, list(gains.values()))
+    gain = np.interp(np.log(best.batch_size), batches, list(gains.values()))
     users = f"{best.batch_size} sequences"
     if len(gains) == 1:
         users = f"{next(iter(gains))} sequences"
     yield (
-        f"{own.adaptive_setting} adapts how many drafts a step verifies: "
-        f"{format_percent(float(at) - 1.0, signed=True)} tokens/s measured at about {users} "
-        f"({own.adaptive_measured}); elsewhere its worth is not known"
+        f"{draft.adaptive_setting} adapts how many drafts a step verifies: "
+        f"{format_percent(float(gain) - 1.0, signed=True)} tokens/s measured at about {users} "
+        f"({draft.adaptive_measured}); elsewhere its worth is not known"
     )
 
 
-def _on_drafts(
+def _drafts_notes(
     case: Case,
     best: Candidate,
     drafted: list[Candidate],
@@ -478,16 +480,18 @@ def _on_drafts(
     for option in case.options:
         is_best = (option.draft, option.method) == (best.draft, best.draft_method)
         is_windowed = is_best and best.draft_budget is not None
-        gaps = _on_conditions(case, option, best.context_len, is_windowed=is_windowed)
-        others.extend(_on_full_cache(case, option, best.context_len))
+        gaps = _conditions_notes(
+            case, option, best.context_len, is_windowed=is_windowed
+        )
+        others.extend(_full_cache_notes(case, option, best.context_len))
         if is_best:
             key.extend(gaps)
-            key.extend(_on_budget(case, option))
+            key.extend(_budget_notes(case, option))
         else:
             others.extend(gaps)
         if is_best and best.drafting.is_extrapolated:
             key.append(_extrapolation(option.acceptance, best, drafted))
-        others.extend(_on_origin(case, option, is_best=is_best))
+        others.extend(_origin_notes(case, option, is_best=is_best))
     if (
         not best.is_speculative
         and drafted
@@ -497,19 +501,21 @@ def _on_drafts(
     return key, others
 
 
-def _on_budget(case: Case, option: DraftOption) -> Iterator[str]:
+def _budget_notes(case: Case, option: DraftOption) -> Iterator[str]:
     """A budget that was asked for, and that the engine cannot give to a head."""
     method = option.method
     if not case.request.draft_budgets or method not in HEAD_METHODS:
         return
-    own = case.engine.draft(option.draft, method)
-    if not own.window_setting:
+    draft = case.engine.draft(option.draft, method)
+    if not draft.window_setting:
         name = draft_name(option.draft, method)
-        why = own.window_note or f"{case.engine.name} has no window for it"
+        why = draft.window_note or f"{case.engine.name} has no window for it"
         yield f"{name} keeps its whole cache, whatever --draft-budget says: {why}"
 
 
-def _on_full_cache(case: Case, option: DraftOption, context_len: int) -> Iterator[str]:
+def _full_cache_notes(
+    case: Case, option: DraftOption, context_len: int
+) -> Iterator[str]:
     limit = (option.model or case.model).max_position_embeddings
     if option.method == "full" and limit < context_len:
         yield (
@@ -518,7 +524,7 @@ def _on_full_cache(case: Case, option: DraftOption, context_len: int) -> Iterato
         )
 
 
-def _on_conditions(
+def _conditions_notes(
     case: Case,
     option: DraftOption,
     context_len: int,
@@ -531,7 +537,7 @@ def _on_conditions(
     asked = case.request.sampling.temperature
     if context_len > (measured.trained_len or LARGEST) and not is_windowed:
         unavailable = case.engine.draft(option.draft, option.method).window_note
-        yield _on_length(option, measured, context_len, unavailable)
+        yield _length_notes(option, measured, context_len, unavailable)
     if measured.temperature not in (None, asked):
         yield (
             f"acceptance of {option.draft}/{option.method} was measured at temperature "
@@ -539,7 +545,7 @@ def _on_conditions(
         )
 
 
-def _on_origin(case: Case, option: DraftOption, *, is_best: bool) -> Iterator[str]:
+def _origin_notes(case: Case, option: DraftOption, *, is_best: bool) -> Iterator[str]:
     """The other model or head that the acceptance was measured with."""
     measured = option.acceptance
     if measured.measured_on:
@@ -554,7 +560,7 @@ def _on_origin(case: Case, option: DraftOption, *, is_best: bool) -> Iterator[st
         yield f"acceptance was measured with {head}: the interval covers other heads of the model"
 
 
-def _on_length(
+def _length_notes(
     option: DraftOption,
     measured: AcceptanceProfile,
     context: int,
@@ -651,7 +657,7 @@ def tasks_of(
     texts: TextRates, chosen: Candidate, rows: Sequence[Candidate]
 ) -> list[OfTask]:
     """The choice's gain on each text, and the fastest configuration there of these."""
-    own = _gains_on_texts(texts, [chosen] * len(TASKS))
+    gains_of_choice = _gains_on_texts(texts, [chosen] * len(TASKS))
     kept = texts.rates(chosen)
     rates = np.stack([texts.rates(row) for row in rows], axis=1)
     fastest = [rows[place] for place in np.argmax(rates, axis=1)]
@@ -663,7 +669,7 @@ def tasks_of(
             OfTask(
                 task=TASKS[text],
                 weight=WEIGHTS[TASKS[text]],
-                own=own[text],
+                own=gains_of_choice[text],
                 draft=row.draft,
                 draft_method=row.draft_method,
                 draft_budget=row.draft_budget,
@@ -772,11 +778,11 @@ def with_paying_rate(
         draft_tp_size=case.request.draft_tp_size,
     )
     gammas = np.arange(1, DEFAULT_MAX_GAMMA + 1)
-    at = dataclasses.replace(points, budget=budget, gamma=gammas)
+    deeper = dataclasses.replace(points, budget=budget, gamma=gammas)
     rates = np.linspace(0.0, 1.0, 201)
     by_position = np.repeat(rates[:, None, None], len(gammas), axis=-1)
     tokens = expected_tokens_per_step(by_position, gammas)
-    prediction = predict(case.setup(option), usual, at)
+    prediction = predict(case.setup(option), usual, deeper)
     speedups = msgspec.structs.replace(
         prediction, expected_tokens_per_step=tokens
     ).speedup

@@ -550,8 +550,8 @@ def reservations(
     shorter texts."""
     engine = setup.engine
     speculation = setup.speculation
-    own = engine.draft(speculation.draft, speculation.draft_method)
-    needs_plugin = bool(own.note)
+    draft = engine.draft(speculation.draft, speculation.draft_method)
+    needs_plugin = bool(draft.note)
     marks = []
     if needs_plugin:
         marks.append(PLUGIN)

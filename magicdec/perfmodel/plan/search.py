@@ -456,6 +456,6 @@ def best_of_each_batch(
     """
     num_batches = score.shape[0]
     losses = (-score, ~fits, ~is_within_limits, ~is_valid)
-    keys = [each.reshape(num_batches, -1) for each in losses]
+    keys = [loss.reshape(num_batches, -1) for loss in losses]
     best = np.lexsort(keys, axis=-1)[:, 0]
     return np.arange(num_batches) * keys[0].shape[1] + best

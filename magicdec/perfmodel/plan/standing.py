@@ -103,20 +103,20 @@ def standing(asked: AskedDraft, target: ModelSpec, engine: EngineProfile) -> Sta
     if unable is not None:
         return unable
     if asked.model is not None:
-        return _of_model(asked.model, target)
+        return _model_standing(asked.model, target)
     if asked.method not in HEAD_METHODS:
         return Standing("starts")
     facts = _facts(asked)
-    if asked.method == "mtp" and _is_of_target(facts, target):
-        return _of_module(asked, target, engine)
+    if asked.method == "mtp" and _is_targets_own(facts, target):
+        return _module_standing(asked, target, engine)
     unfit = _unfit(asked, facts, target, engine)
     if unfit is not None:
         return unfit
     most = facts.most_drafts
     if facts.proof and not facts.is_by_name:
-        return _of_facts(asked, facts, target)
+        return _checkpoint_standing(asked, facts, target)
     if asked.checkpoint and is_named(asked.checkpoint):
-        return _of_unknown(asked, facts, target)
+        return _unknown_standing(asked, facts, target)
     if asked.exists or is_published(target, asked.method):
         return Standing("starts", most_drafts=most)
     return Standing(
@@ -214,7 +214,7 @@ def _unable_engine(asked: AskedDraft, engine: EngineProfile) -> Standing | None:
     return None
 
 
-def _of_model(model: ModelSpec, target: ModelSpec) -> Standing:
+def _model_standing(model: ModelSpec, target: ModelSpec) -> Standing:
     """A draft model, whose tokens must be its target's."""
     if model.vocab_size == target.vocab_size:
         return Standing("starts")
@@ -242,24 +242,26 @@ def _facts(asked: AskedDraft) -> HeadFacts:
     return HeadFacts(checkpoint="", most_drafts=usual.most_drafts)
 
 
-def _is_of_target(facts: HeadFacts, target: ModelSpec) -> bool:
+def _is_targets_own(facts: HeadFacts, target: ModelSpec) -> bool:
     """Whether no checkpoint but the target's own is named for its prediction module."""
     if not facts.proof:
         return not facts.checkpoint
     return facts.is_by_name and facts.method is None and facts.target == target.name
 
 
-def _of_module(asked: AskedDraft, target: ModelSpec, engine: EngineProfile) -> Standing:
+def _module_standing(
+    asked: AskedDraft, target: ModelSpec, engine: EngineProfile
+) -> Standing:
     """Multi-token prediction without a checkpoint of its own."""
-    own = engine.draft(asked.draft, asked.method)
-    if target.architecture in own.not_of:
+    draft = engine.draft(asked.draft, asked.method)
+    if target.architecture in draft.not_of:
         return Standing(
             "cannot start",
             f"engine {engine.name} does not run the prediction modules of {target.architecture}",
             "leave the draft out, or choose another one",
         )
     multiple = 1
-    if own.takes_multiples:
+    if draft.takes_multiples:
         multiple = max(len(target.mtp_layers), 1)
     gamma = asked.gamma or 0
     if gamma > multiple and gamma % multiple:
@@ -284,7 +286,7 @@ def _unfit(
     asked: AskedDraft, facts: HeadFacts, target: ModelSpec, engine: EngineProfile
 ) -> Standing | None:
     """The part of a checkpoint that does not go with the target, the method or gamma."""
-    by = _by(facts)
+    by = _how_known(facts)
     head = facts.checkpoint or "the head"
     if facts.method is not None and not _is_alike(facts.method, asked.method, engine):
         return Standing(
@@ -325,7 +327,9 @@ def _unfit(
     return None
 
 
-def _of_facts(asked: AskedDraft, facts: HeadFacts, target: ModelSpec) -> Standing:
+def _checkpoint_standing(
+    asked: AskedDraft, facts: HeadFacts, target: ModelSpec
+) -> Standing:
     """A checkpoint of the right shape, which may still be made for another model of that shape."""
     if facts.target is None or _is_same_model(facts.target, target):
         return Standing("starts", most_drafts=facts.most_drafts)
@@ -337,7 +341,9 @@ def _of_facts(asked: AskedDraft, facts: HeadFacts, target: ModelSpec) -> Standin
     )
 
 
-def _of_unknown(asked: AskedDraft, facts: HeadFacts, target: ModelSpec) -> Standing:
+def _unknown_standing(
+    asked: AskedDraft, facts: HeadFacts, target: ModelSpec
+) -> Standing:
     """A checkpoint of which nothing but its name is known."""
     name = asked.checkpoint
     if facts.is_by_name and facts.target is not None:
@@ -364,7 +370,7 @@ def _is_same_model(name: str, target: ModelSpec) -> bool:
     return plain_model(name) == plain_model(target.name)
 
 
-def _by(facts: HeadFacts) -> str:
+def _how_known(facts: HeadFacts) -> str:
     """How surely something is known, as the beginning of a sentence."""
     if facts.is_by_name:
         return "by its name "

@@ -337,15 +337,15 @@ def _idle_speedup(
     """Speedup over autoregressive decoding of an engine that has this draft set up but drafts
     nothing."""
     setup = case.setup(option)
-    at = alone.points
-    kv_len = at.context + at.gen_len / 2.0
+    points = alone.points
+    kv_len = points.context + points.gen_len / 2.0
     read = draft_kv_tokens(setup, kv_len, leading.draft_budget)
     return alone.autoregressive_step_s / idle_step_s(
         setup,
-        batch=at.batch,
+        batch=points.batch,
         kv_len=kv_len,
         draft_kv_len=read,
-        tp_size=at.tp,
+        tp_size=points.tp,
     )
 
 
@@ -370,9 +370,9 @@ def follows_table(case: Case, table: GammaTable, row: Candidate) -> bool:
         gamma=(row.gamma,),
         gen_len=float(case.request.gen_len),
     )
-    own = predict(case.setup(option), option.acceptance, points)
-    runs = own.full(own.valid & own.memory.fits).ravel()
-    speedups = own.full(own.speedup).ravel()
+    constant = predict(case.setup(option), option.acceptance, points)
+    runs = constant.full(constant.valid & constant.memory.fits).ravel()
+    speedups = constant.full(constant.speedup).ravel()
     column = table.context_lens.index(row.context_len)
     ratios = []
     gammas = set()
@@ -431,11 +431,15 @@ def without_draft(choice: CaseChoice, baseline: Candidate | None) -> Candidate:
             return row
     case = choice.case
     point = choice.searched.prediction(best).points
-    at = dataclasses.replace(point, gamma=np.zeros_like(point.gamma), budget=None)
+    undrafted = dataclasses.replace(
+        point, gamma=np.zeros_like(point.gamma), budget=None
+    )
     rate = None
     if baseline is not None:
         rate = baseline.rate
-    (row,) = candidates(case, predict(case.setup(None), None, at), None, baseline=rate)
+    (row,) = candidates(
+        case, predict(case.setup(None), None, undrafted), None, baseline=rate
+    )
     return row
 
 
