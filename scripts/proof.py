@@ -72,7 +72,7 @@ def tree(revision: str) -> Iterator[Path]:
 
 
 def answers(revision: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the package of a revision answers; that of a commit is kept in the temporary folder."""
+    """Answers of the package at a revision; those of a commit are kept in the temporary folder."""
     text = json.dumps(requests)
     script = (GOLDEN / "proof_answers.py").read_text(encoding="utf-8")
     kept = (
@@ -107,7 +107,7 @@ def answers(revision: str, requests: list[dict[str, Any]]) -> list[dict[str, Any
 def surfaces(
     revision: str, folder: Path, commands: list[list[str]], *, tokens: bool
 ) -> dict[str, str]:
-    """What scripts/proof_surfaces.py finds with the package of a revision, in a copy of a folder of inputs."""
+    """Surfaces of the package at a revision, made in a copy of a folder of inputs; a commit's are kept."""
     text = json.dumps(commands)
     script = (SCRIPTS / "proof_surfaces.py").read_text(encoding="utf-8")
     key = hashlib.sha256((text + script + str(tokens)).encode()).hexdigest()[:16]

@@ -30,7 +30,7 @@ TODAY = re.compile(r"20\d\d-\d\d-\d\d")
 
 
 def called(words: list[str]) -> tuple[str, bool]:
-    """What a command line prints, and whether the package has that command."""
+    """Runs a command line: the text that it prints, and whether the package has that command."""
     from magicdec.cli import main
 
     out, err = (
@@ -67,7 +67,7 @@ def named(words: list[str]) -> str:
 
 
 def surfaces(commands: list[list[str]]) -> dict[str, str]:
-    """What commands print, and the files that they write."""
+    """Texts that commands print, and the files that they write."""
     folder = Path.cwd()
     found: dict[str, str] = {}
     held = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}

@@ -77,7 +77,7 @@ conditioned on them as on all others."""
 LEAST_CHECKPOINTS = 3
 """Checkpoints that share a value of a level, for it to be fitted once for all."""
 LEAST_CHECKPOINTS_OF_CLASS = 2
-"""The same of a class of text: some are told of few look-ups."""
+"""Checkpoints that share a class of text, for it to be fitted once: some are told of few look-ups."""
 ROW_WEIGHT = 0.25
 """Weight of single rows that others of their run are kept of: they tell the noise."""
 
