@@ -1,3 +1,3 @@
-"""The what-if page: the planner's answer to a set of controls, in a browser on this machine. Works
+"""The what-if page: a form with the options of a plan, and its answer, in a browser on this machine. Works
 without torch.
 """
