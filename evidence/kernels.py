@@ -1,7 +1,7 @@
 """Compares the shipped hardware profiles with tables of timed kernels, and tests how well their
 form predicts new shapes.
 
-Groups are device × table (× number format or engine). perfmodel/kernels/profile.py describes the
+Groups are device × table (× number format or engine). evidence/kernel_tables.py reads the
 tables. The figures of a group:
 
 - `mape`: error of the shipped profile on the rows that matter (`counted`): GEMM with m ≤ 1024 and
@@ -26,21 +26,19 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from magicdec.errors import ConfigError
-from magicdec.perfmodel import (
-    Columns,
+from evidence.kernel_tables import (
     Group,
-    HardwareProfile,
-    KernelTable,
     Mask,
     curve_of,
     held_out,
-    load_hardware,
     read_table,
     refit,
     row_seconds,
     select,
 )
+from magicdec.errors import ConfigError
+from magicdec.perfmodel import HardwareProfile, load_hardware
+from magicdec.perfmodel.kernels.base import Columns, KernelTable
 from magicdec.schema import ErrorSummary
 
 

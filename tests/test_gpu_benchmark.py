@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from magicdec.perfmodel.kernels.profile import read_table
+from evidence.kernel_tables import read_table
 from magicdec.schema.record import read_records
 from magicdec.specs.catalog import load_model_spec
 from tests.processes import still_alive_after

@@ -16,6 +16,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from evidence.kernel_tables import (
+    CURVES,
+    Group,
+    curve_of,
+    held_out,
+    read_table,
+    refit,
+    row_seconds,
+    select,
+)
 from evidence.kernels import extrapolation_error, refit_errors
 from magicdec.errors import MagicdecError
 from magicdec.perfmodel.kernels.attention import AttentionCurve
@@ -23,19 +33,11 @@ from magicdec.perfmodel.kernels.base import KernelTable
 from magicdec.perfmodel.kernels.latents import LatentCurve
 from magicdec.perfmodel.kernels.links import AllReduceCurve
 from magicdec.perfmodel.kernels.profile import (
-    CURVES,
     KERNELS,
-    Group,
     HardwareProfile,
-    curve_of,
-    held_out,
     lent,
     load_hardware,
-    read_table,
-    refit,
-    row_seconds,
     save_hardware,
-    select,
 )
 from magicdec.specs.device import HARDWARE_DIRECTORY
 from magicdec.units import KIB, MIB

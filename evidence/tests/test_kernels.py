@@ -8,14 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evidence.kernel_tables import TABLES, held_out, read_table
 from evidence.kernels import validate_kernels
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.kernels.profile import (
-    TABLES,
-    held_out,
-    load_hardware,
-    read_table,
-)
+from magicdec.perfmodel.kernels.profile import load_hardware
 from tests.kernels import gemm_time
 
 SAMPLE = Path(__file__).parents[2] / "tests" / "data" / "kernels"

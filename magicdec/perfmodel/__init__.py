@@ -70,7 +70,6 @@ if TYPE_CHECKING:
         tokens_error,
     )
     from magicdec.perfmodel.kernels.attention import Attended, AttentionCurve
-    from magicdec.perfmodel.kernels.base import Columns, KernelTable
     from magicdec.perfmodel.kernels.gemm import (
         ElementwiseCurve,
         GemmCurve,
@@ -80,20 +79,12 @@ if TYPE_CHECKING:
     from magicdec.perfmodel.kernels.op import ForwardTime
     from magicdec.perfmodel.kernels.profile import (
         EVERY_GPU,
-        Group,
         HardwareProfile,
-        Mask,
         counted,
-        curve_of,
         hardware_aliases,
         hardware_names,
-        held_out,
         load_hardware,
-        read_table,
-        refit,
-        row_seconds,
         save_hardware,
-        select,
     )
     from magicdec.perfmodel.lanes import (
         FIGURES,

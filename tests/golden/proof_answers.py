@@ -9,6 +9,7 @@ them ("verify.attention_s"). Functions are found by name in whatever module defi
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import pkgutil
 import sys
@@ -34,6 +35,8 @@ def _modules() -> tuple[ModuleType, ...]:
         for package in packages
         for each in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
     ]
+    if importlib.util.find_spec("evidence") is not None:
+        found.append("evidence.kernel_tables")
     return tuple(importlib.import_module(name) for name in found)
 
 

@@ -8,19 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from evidence.kernel_tables import curve_of, read_table, refit, row_seconds
 from magicdec.errors import ConfigError
 from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import MAX_PARAMETERS, minimise
 from magicdec.perfmodel.kernels.experts import _of_rows
 from magicdec.perfmodel.kernels.gemm import ElementwiseCurve
-from magicdec.perfmodel.kernels.profile import (
-    HardwareProfile,
-    curve_of,
-    load_hardware,
-    read_table,
-    refit,
-    row_seconds,
-)
+from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.specs.device import WEIGHT_ONLY, Link
 from tests.kernels import (
     all_reduce_time,
