@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -36,9 +36,6 @@ from magicdec.perfmodel.kernels.latents import (
 from magicdec.perfmodel.kernels.links import AllReduceCurve, ExchangeCurve
 from magicdec.perfmodel.kernels.recurrence import LinearCurve, LinearPrefillCurve
 from magicdec.specs import DTYPE_BYTES, HARDWARE_DIRECTORY, Device
-
-if TYPE_CHECKING:
-    pass
 
 DATASHEETS = HARDWARE_DIRECTORY / "datasheet"
 """Devices of which nothing was measured."""
