@@ -198,7 +198,7 @@ def acceptance_command(
 
 def print_beliefs(validation: AcceptanceValidation) -> None:
     from evidence.beliefs import summary_line
-    from magicdec.reports import text_table
+    from magicdec.reports.text import text_table
 
     left_out = "not in the shipped table"
     if validation.leave_out:

@@ -18,7 +18,8 @@ from evidence.pairs import predict_pairs
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.files import converted, read_toml
 from magicdec.naming import draft_name, method_name
-from magicdec.schema import Candidate, Gain, Plan
+from magicdec.schema.plan import Plan
+from magicdec.schema.row import Candidate, Gain
 from magicdec.validate.pairs import PairRow
 from magicdec.validate.rows import published, read_rows
 
@@ -160,7 +161,7 @@ class AtlasCell(msgspec.Struct, frozen=True, kw_only=True):
 
 def cell_of(question: AtlasQuestion) -> AtlasCell:
     """Plan one question. A question that cannot be answered becomes a cell with its refusal."""
-    from magicdec.perfmodel import make_plan, request_of
+    from magicdec.perfmodel.planner import make_plan, request_of
 
     cell = AtlasCell(
         model=question.model,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evidence.atlas import Atlas, AtlasCell, CellAnswer, Published, published_of
 from magicdec.naming import device_name
-from magicdec.reports import TEMPLATES as REPORT_TEMPLATES
+from magicdec.reports.report import TEMPLATES as REPORT_TEMPLATES
 
 TEMPLATES = Path(__file__).parent / "templates"
 NO_VALUE = "–"

@@ -32,7 +32,7 @@ from evidence.published_rates import (
 )
 from magicdec.counts import Z_90, Array
 from magicdec.errors import ConfigError, unknown_choice
-from magicdec.perfmodel import (
+from magicdec.perfmodel.acceptance.belief import (
     MOST_LOGIT,
     Situation,
     constant_rate_logit,

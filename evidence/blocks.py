@@ -21,8 +21,8 @@ import numpy as np
 from magicdec.counts import Array, expected_tokens_per_step, survival
 from magicdec.errors import ConfigError
 from magicdec.fitting import Free, solve
-from magicdec.perfmodel import Law
-from magicdec.schema import ErrorSummary
+from magicdec.perfmodel.acceptance.law import Law
+from magicdec.schema.comparison import ErrorSummary
 from magicdec.validate.rows import Size, places, read_lines, read_rows
 
 DEEPEST_FITTED = 8

@@ -22,7 +22,7 @@ from evidence import DATA
 from evidence.lanes import BELIEVED, JudgedFigure, Lanes
 from magicdec.counts import Array
 from magicdec.files import read_csv
-from magicdec.perfmodel import Figure
+from magicdec.perfmodel.lanes import Figure
 
 CALIBRATION = DATA / "calibration.csv"
 BINS = ((0.0, 0.1), (0.1, 0.9), (0.9, 1.0))

@@ -37,9 +37,9 @@ from evidence.kernel_tables import (
     select,
 )
 from magicdec.errors import ConfigError
-from magicdec.perfmodel import HardwareProfile, load_hardware
 from magicdec.perfmodel.kernels.base import Columns, KernelTable
-from magicdec.schema import ErrorSummary
+from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
+from magicdec.schema.comparison import ErrorSummary
 
 
 def refit_errors(

@@ -14,7 +14,7 @@ from evidence.lanes import JudgedFigure, Lanes
 from evidence.pairs import judged_beliefs, judged_pairs, predict_pairs
 from evidence.serving import ServingRow, judged_servers
 from magicdec.files import rows_to_csv, write_atomic
-from magicdec.perfmodel import LaneRow
+from magicdec.perfmodel.lanes import LaneRow
 from magicdec.validate.pair_errors import tokens_of_cells
 from magicdec.validate.pairs import PairRow
 from magicdec.validate.rows import read_lines, read_rows

@@ -17,7 +17,7 @@ import numpy as np
 
 from magicdec.counts import Z_90, Array
 from magicdec.errors import unknown_choice
-from magicdec.perfmodel import LEAST_SOURCES, Figure, Lane, LaneRow
+from magicdec.perfmodel.lanes import LEAST_SOURCES, Figure, Lane, LaneRow
 
 HELD_SHARE = 0.9
 """Share of a lane's rows that its interval holds."""

@@ -19,19 +19,14 @@ from evidence.lanes import JudgedFigure, Lanes, check_source
 from evidence.published_rates import fitted_without
 from evidence.trees import tree_groups, trees_over_chains
 from magicdec.errors import MagicdecError
-from magicdec.perfmodel import (
-    WITHOUT_DRAFT,
-    AcceptanceProfile,
-    Lane,
-    Points,
-    Question,
-    checkpoint_in,
-    engine_error,
-    lane_of,
-    predict,
-    profile_of,
-)
-from magicdec.specs import SELF, EngineProfile
+from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance.believed import Question, checkpoint_in, profile_of
+from magicdec.perfmodel.intervals import engine_error
+from magicdec.perfmodel.lanes import WITHOUT_DRAFT, Lane, lane_of
+from magicdec.perfmodel.setup import Points
+from magicdec.perfmodel.speedup import predict
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.speculation import SELF
 from magicdec.units import GIGA
 from magicdec.validate.pair_errors import compared, tokens_of_cells
 from magicdec.validate.pair_prediction import (

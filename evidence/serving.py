@@ -45,33 +45,19 @@ from evidence.lanes import JudgedFigure, Lanes, check_source
 from magicdec.counts import Z_90, Array, expected_tokens_per_step
 from magicdec.errors import ConfigError
 from magicdec.fitting import Free
-from magicdec.perfmodel import (
-    FIGURES,
-    WITHOUT_DRAFT,
-    Figure,
-    HardwareProfile,
-    Lane,
-    Setup,
-    StepTerms,
-    engine_error,
-    lane_of,
-    load_hardware,
-    prefill,
-    serving_time,
-    step_errors,
-    step_terms,
-)
-from magicdec.schema import ErrorSummary
-from magicdec.specs import (
-    OWN_METHOD,
-    EngineProfile,
-    Precision,
-    SamplingSpec,
-    SpeculationSpec,
-    load_engine,
-    load_model_spec,
-    model_name,
-)
+from magicdec.perfmodel.forward import prefill
+from magicdec.perfmodel.intervals import engine_error, step_errors
+from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
+from magicdec.perfmodel.lanes import FIGURES, WITHOUT_DRAFT, Figure, Lane, lane_of
+from magicdec.perfmodel.serving import serving_time
+from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.step import StepTerms, step_terms
+from magicdec.schema.comparison import ErrorSummary
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.names import model_name
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import OWN_METHOD, SamplingSpec, SpeculationSpec
 from magicdec.units import MILLI
 from magicdec.validate.rows import (
     Count,

@@ -29,27 +29,22 @@ import msgspec
 import numpy as np
 
 from magicdec.errors import ConfigError, MagicdecError
-from magicdec.perfmodel import (
-    MIN_RATE,
-    PassLimit,
-    Requests,
+from magicdec.perfmodel.rate.replica import PassLimit
+from magicdec.perfmodel.rate.requests import MIN_RATE, Requests, alike
+from magicdec.perfmodel.rate.simulate import (
     Server,
-    Setup,
     SimulatedTimes,
-    alike,
     simulate,
     simulate_closed,
 )
+from magicdec.perfmodel.setup import Setup
 from magicdec.progress import Progress, StepMessage
-from magicdec.schema import ErrorSummary
-from magicdec.specs import (
-    AUTOREGRESSIVE,
-    MAX_TOKENS,
-    SamplingSpec,
-    load_engine,
-    load_model_spec,
-    model_name,
-)
+from magicdec.schema.comparison import ErrorSummary
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import load_engine
+from magicdec.specs.names import model_name
+from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec
+from magicdec.specs.workload import MAX_TOKENS
 from magicdec.units import MILLI
 from magicdec.validate.rows import (
     NEWEST,

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.perfmodel import tree_error, tree_tokens
-from magicdec.schema import ErrorSummary
+from magicdec.perfmodel.trees import tree_error, tree_tokens
+from magicdec.schema.comparison import ErrorSummary
 from magicdec.validate.pair_prediction import StatedTokens, predict_pairs
 from magicdec.validate.pairs import PairRow
 from magicdec.validate.rows import places

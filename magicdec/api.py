@@ -23,23 +23,24 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from magicdec import perfmodel, schema
 from magicdec.errors import ConfigError
-from magicdec.perfmodel import Sensitivity, hardware_names, request_of
-from magicdec.schema import (
-    Candidate,
-    Plan,
-    Record,
-    read_many,
-    record_rows,
-    request_options,
-)
-from magicdec.specs import ModelSpec, engine_names, load_model_spec, model_names
+from magicdec.perfmodel import variations
+from magicdec.perfmodel.kernels.profile import hardware_names
+from magicdec.perfmodel.planner import make_plan, request_of
+from magicdec.perfmodel.variations import Sensitivity
+from magicdec.schema.plan import Plan
+from magicdec.schema.plan import load_plan as read_plan
+from magicdec.schema.record import Record, read_many, record_rows
+from magicdec.schema.request import request_options
+from magicdec.schema.row import Candidate
+from magicdec.specs.catalog import load_model_spec, model_names
+from magicdec.specs.engine import engine_names
+from magicdec.specs.model import ModelSpec
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from magicdec.perfmodel import SimulatedTimes
+    from magicdec.perfmodel.rate.simulate import SimulatedTimes
 
 F = TypeVar("F", bound=Callable[..., Any])
 IDENTITY = (
@@ -84,7 +85,7 @@ def plan(**options: Any) -> Plan:
         nearest that can.
         CapacityError: what does not fit on the devices, or within the limits on latency.
     """
-    return perfmodel.make_plan(request_of(**options))
+    return make_plan(request_of(**options))
 
 
 @_takes_options
@@ -98,11 +99,7 @@ def predict(**options: Any) -> Candidate:
     """
     request = request_of(**options)
     has_draft = request.gamma != 0 and request.draft != "none"
-    wanted = [
-        row
-        for row in perfmodel.make_plan(request).rows
-        if row.is_speculative == has_draft
-    ]
+    wanted = [row for row in make_plan(request).rows if row.is_speculative == has_draft]
     if not wanted:
         raise ConfigError(
             f"no acceptance is known for this draft of {request.model}; give acceptance_rate"
@@ -126,7 +123,7 @@ def sensitivity(**options: Any) -> Sensitivity:
     Raises:
         ConfigError: as `plan`; or no draft to vary the inputs of.
     """
-    return perfmodel.sensitivity(request_of(**options))
+    return variations.sensitivity(request_of(**options))
 
 
 def models() -> list[str]:
@@ -169,9 +166,9 @@ def simulate(
     model = request.model
     if not isinstance(model, ModelSpec):
         model = load_model_spec(model)
-    return perfmodel.simulated(
-        request, model, replicas=replicas, policy=policy, seed=seed
-    )
+    from magicdec.perfmodel.rate.capacity import simulated
+
+    return simulated(request, model, replicas=replicas, policy=policy, seed=seed)
 
 
 class Records(list[Record]):
@@ -188,7 +185,7 @@ def load_plan(path: str | Path) -> Plan:
     """A plan that was written with `magicdec plan -o` or `plan.to_json()`. Raises StorageError or
     ConfigError.
     """
-    return schema.load_plan(Path(path))
+    return read_plan(Path(path))
 
 
 def report(
@@ -205,7 +202,8 @@ def report(
         ConfigError: nothing to report.
         StorageError: a file that cannot be read or written.
     """
-    from magicdec.reports import ReportData, write_report
+    from magicdec.reports.data import ReportData
+    from magicdec.reports.report import write_report
 
     data = ReportData.from_records(load_records(records), plan, title=title)
     write_report(data, Path(path))

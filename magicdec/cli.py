@@ -354,8 +354,8 @@ def _extra_arguments(error: Any) -> str:
 
 def _meant(word: str) -> str:
     """The option that a word without one is a value of; "" where it is no name of the catalog."""
-    from magicdec.perfmodel import counted, hardware_aliases
-    from magicdec.specs import resolve_name
+    from magicdec.perfmodel.kernels.profile import counted, hardware_aliases
+    from magicdec.specs.names import resolve_name
 
     if resolve_name(word) is not None:
         return f"did you mean --model {word}?"

@@ -1,15 +1,14 @@
-"""The door of a package: names that other packages import from it, each loaded when first used.
+"""The door of the package: the names of the Python interface, each loaded when first used.
 
-A package's `__init__` lists them once, under `if TYPE_CHECKING:`, as imports that type checkers and
-import-linter read:
+`magicdec/__init__.py` lists them once, under `if TYPE_CHECKING:`, as imports that type checkers read:
 
     if TYPE_CHECKING:
-        from magicdec.specs.device import Device
+        from magicdec.api import plan
     else:
         __getattr__, __dir__, __all__ = door(__name__, __file__)
 
-`from magicdec.specs import Device` then imports `magicdec.specs.device` and nothing else, which keeps
-the start of a command light.
+`from magicdec import plan` then imports `magicdec.api` and nothing else, which keeps the start of a command light.
+Inside the package a name is imported from the module that has it.
 """
 
 from __future__ import annotations

@@ -17,21 +17,18 @@ from dataclasses import dataclass
 import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
-from magicdec.measure import BenchmarkRequest, BenchmarkSession
+from magicdec.measure.configuration import BenchmarkRequest
+from magicdec.measure.session import BenchmarkSession
 from magicdec.naming import draft_id
-from magicdec.perfmodel import (
-    MeasuredProfile,
-    Measurement,
-    fit_profile,
-    measurements_of,
-)
+from magicdec.perfmodel.acceptance import MeasuredProfile, fit_profile
+from magicdec.perfmodel.acceptance.fit import Measurement, measurements_of
 from magicdec.progress import Progress, Stages, StepMessage
-from magicdec.specs import (
+from magicdec.specs.known_heads import NamedHead
+from magicdec.specs.speculation import (
     MODEL_METHODS,
     SELF,
     SPARSE_METHODS,
     DraftMethod,
-    NamedHead,
     SamplingSpec,
     SpeculationSpec,
 )

@@ -28,42 +28,25 @@ from scipy.optimize import nnls
 from magicdec.calibrate.local_profile import EngineShape, TimedPoint
 from magicdec.counts import Array
 from magicdec.fitting import Free, solve
-from magicdec.measure import (
-    BenchmarkRequest,
-    Clock,
-    ReferenceTimes,
-    available_memory_bytes,
-    in_own_process,
-    session_class,
-)
-from magicdec.perfmodel import (
-    ForwardTime,
-    HardwareProfile,
-    Setup,
-    StepTerms,
-    group_shares,
-    relative_errors,
-    step_terms,
-)
+from magicdec.measure.configuration import BenchmarkRequest
+from magicdec.measure.engines import in_own_process, session_class
+from magicdec.measure.environment import Clock, ReferenceTimes, available_memory_bytes
+from magicdec.perfmodel.intervals import group_shares, relative_errors
+from magicdec.perfmodel.kernels.op import ForwardTime
+from magicdec.perfmodel.kernels.profile import HardwareProfile
+from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.step import StepTerms, step_terms
 from magicdec.progress import Progress, Stages, StepMessage
-from magicdec.runtime import (
-    DecodeOptions,
-    DecodeResult,
-    Engine,
-    Head,
-    Transformer,
-    build_drafter,
-    decode,
-)
-from magicdec.specs import (
-    AUTOREGRESSIVE,
-    EngineProfile,
-    ModelSpec,
-    NamedHead,
-    Precision,
-    SamplingSpec,
-    SpeculationSpec,
-)
+from magicdec.runtime.drafters import build_drafter
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
+from magicdec.runtime.heads.chain import Head
+from magicdec.runtime.transformer import Transformer
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.known_heads import NamedHead
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.units import MICRO, MILLI
 
 SIMULATED_RATE = 0.7

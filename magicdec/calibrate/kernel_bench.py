@@ -25,9 +25,12 @@ import torch
 import torch.nn.functional as F
 
 from magicdec.calibrate.local_profile import Shape, TimedPoint
-from magicdec.measure import Clock, available_memory_bytes, is_cuda, seconds_per_call
-from magicdec.runtime import Scoring, Visible, Workspace, capture, decode_attention
-from magicdec.specs import ModelSpec
+from magicdec.measure.environment import Clock, available_memory_bytes
+from magicdec.measure.utilisation import is_cuda, seconds_per_call
+from magicdec.runtime.attention import Scoring, Workspace, decode_attention
+from magicdec.runtime.graphs import capture
+from magicdec.runtime.kernels import Visible
+from magicdec.specs.model import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,14 @@ import msgspec
 
 from magicdec.errors import ConfigError
 from magicdec.files import write_atomic
-from magicdec.perfmodel import (
-    AcceptanceProfile,
+from magicdec.perfmodel.acceptance import AcceptanceProfile, load_profile, save_profile
+from magicdec.perfmodel.kernels.profile import (
     HardwareProfile,
     load_hardware,
-    load_profile,
     save_hardware,
-    save_profile,
 )
-from magicdec.specs import SELF, EngineProfile, load_engine, save_engine
+from magicdec.specs.engine import EngineProfile, load_engine, save_engine
+from magicdec.specs.speculation import SELF
 
 Shape = dict[str, int]
 

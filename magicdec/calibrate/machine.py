@@ -31,46 +31,39 @@ from magicdec.calibrate.engine import (
 from magicdec.calibrate.kernel_bench import TimedCall
 from magicdec.calibrate.local_profile import LocalProfile, TimedPoint
 from magicdec.errors import unknown_choice
-from magicdec.measure import (
+from magicdec.measure.configuration import Weights, check_device
+from magicdec.measure.engines import Runtime, installed_engine
+from magicdec.measure.environment import (
     Clock,
     ReferenceKernels,
     ReferenceTimes,
-    Runtime,
-    Weights,
-    bandwidth_bytes_per_s,
-    check_device,
-    copy_bytes_per_s,
-    installed_engine,
-    is_cuda,
     median_times,
-    peak_flops_per_s,
     spread_of_times,
 )
-from magicdec.perfmodel import (
-    Attended,
-    AttentionCurve,
-    ElementwiseCurve,
-    GemmCurve,
+from magicdec.measure.utilisation import (
+    bandwidth_bytes_per_s,
+    copy_bytes_per_s,
+    is_cuda,
+    peak_flops_per_s,
+)
+from magicdec.perfmodel.kernels.attention import Attended, AttentionCurve
+from magicdec.perfmodel.kernels.gemm import ElementwiseCurve, GemmCurve, Product, Stream
+from magicdec.perfmodel.kernels.profile import (
     HardwareProfile,
-    Product,
-    Stream,
     hardware_names,
     load_hardware,
 )
 from magicdec.progress import Progress, Stages, StepMessage
-from magicdec.runtime import Transformer, load_head, load_model
-from magicdec.schema import current_environment
-from magicdec.specs import (
-    PROFILE_DTYPES,
-    EngineProfile,
-    Link,
-    ModelSpec,
-    NamedHead,
-    Precision,
-    checkpoint_directory,
-    load_engine,
-    load_model_spec,
-)
+from magicdec.runtime.heads.builder import load_head
+from magicdec.runtime.transformer import Transformer
+from magicdec.runtime.weights import load_model
+from magicdec.schema.record import current_environment
+from magicdec.specs.catalog import checkpoint_directory, load_model_spec
+from magicdec.specs.device import Link
+from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.known_heads import NamedHead
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import PROFILE_DTYPES, Precision
 from magicdec.units import KIB, MIB
 
 HEAD_QUERY_LENGTHS = (1, 2, 4, 6)

@@ -11,9 +11,9 @@ from magicdec.progress import shown_progress
 from magicdec.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from magicdec.calibrate import Calibration
+    from magicdec.calibrate.machine import Calibration
     from magicdec.commands.calibrate import CalibrateOptions
-    from magicdec.specs import EngineProfile
+    from magicdec.specs.engine import EngineProfile
 
 LOCAL_PROFILE = Path("local.toml")
 RUNTIMES: dict[str, Literal["ours", "vllm"]] = {"ours": "ours", "vllm": "vllm"}
@@ -30,13 +30,14 @@ def calibrate_machine(asked: CalibrateOptions) -> None:
         "--weight-dtype and --kv-dtype describe a server; give --dtype for this machine",
     )
     runtime = _runtime(asked)
-    from magicdec.measure import bind_threads, prepare
+    from magicdec.measure.environment import bind_threads, prepare
 
     prepare(asked.clock, asked.device)
     bind_threads()  # before torch is imported, which reads the binding once
-    from magicdec.calibrate import LocalProfile, calibrate, save_points
+    from magicdec.calibrate.local_profile import LocalProfile, save_points
+    from magicdec.calibrate.machine import calibrate
     from magicdec.files import check_writable
-    from magicdec.specs import head_beside
+    from magicdec.specs.known_heads import head_beside
 
     head = None
     if runtime == "ours":

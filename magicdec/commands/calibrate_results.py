@@ -26,14 +26,8 @@ SEVERAL_TOKENS = 1.05
 def calibrate_results(asked: CalibrateOptions, paths: Sequence[Path]) -> None:
     """Fits an engine profile to the result files of a load generator."""
     from magicdec.files import check_writable
-    from magicdec.live import (
-        NOISE_LIMIT,
-        fit_server,
-        noise,
-        points_of,
-        read_runs,
-        tokens_per_event,
-    )
+    from magicdec.live.benchmark_results import points_of, read_runs, tokens_per_event
+    from magicdec.live.calibration import NOISE_LIMIT, fit_server, noise
 
     serving = serving_of(asked)
     output = profile_of_server(asked)
@@ -75,10 +69,10 @@ def calibrate_cost(
 ) -> None:
     """Fits the plan's engine to the results of its cost check."""
     from magicdec.files import check_writable
-    from magicdec.live import fit_cost, read_cost_run
-    from magicdec.perfmodel import for_engine, priced
-    from magicdec.schema import load_plan
-    from magicdec.specs import save_engine
+    from magicdec.live.cost_check import fit_cost, read_cost_run
+    from magicdec.perfmodel.variations import for_engine, priced
+    from magicdec.schema.plan import load_plan
+    from magicdec.specs.engine import save_engine
 
     check_writable(output)
     runs = [read_cost_run(path) for path in paths]

@@ -16,7 +16,9 @@ from magicdec.units import format_seconds, printable
 
 if TYPE_CHECKING:
     from magicdec.commands.calibrate import CalibrateOptions
-    from magicdec.live import LoadPlan, Measured, SentLoad, ServerFit, Serving
+    from magicdec.live.advice import Serving
+    from magicdec.live.calibration import ServerFit
+    from magicdec.live.drive import LoadPlan, Measured, SentLoad
 
 SERVER_PROFILE = Path("server.engine.toml")
 UNKNOWN_FROM = 100.0
@@ -26,8 +28,8 @@ UNKNOWN_FROM = 100.0
 def serving_of(asked: CalibrateOptions) -> Serving:
     """The server that is asked about. Raises ConfigError without its device, or for an unknown
     number format."""
-    from magicdec.live import Serving
-    from magicdec.specs import PROFILE_DTYPES
+    from magicdec.live.advice import Serving
+    from magicdec.specs.precision import PROFILE_DTYPES
 
     require(
         asked.hardware is not None,
@@ -60,17 +62,16 @@ def profile_of_server(asked: CalibrateOptions) -> Path:
 def calibrate_server(asked: CalibrateOptions, server_address: str) -> None:
     """Fits an engine profile to a running server, as a black box, by loads that suit it."""
     from magicdec.files import check_writable
-    from magicdec.live import (
+    from magicdec.live.calibration import (
         describe_server,
-        drive_load,
         estimated_seconds,
         fit_server,
-        parse_address,
-        plan_loads,
         save_loads,
         send_plan,
     )
-    from magicdec.specs import load_model_spec
+    from magicdec.live.drive import drive_load, plan_loads
+    from magicdec.live.http import parse_address
+    from magicdec.specs.catalog import load_model_spec
 
     serving = serving_of(asked)
     output = profile_of_server(asked)
@@ -164,7 +165,7 @@ def write_fit(
     serving: Serving,
     output: Path,
 ) -> None:
-    from magicdec.live import save_fit
+    from magicdec.live.calibration import save_fit
 
     files = save_fit(fit, points, origin, output)
     print("wrote " + ", ".join(map(str, files)))

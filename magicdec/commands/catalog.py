@@ -15,8 +15,9 @@ from magicdec.commands.options import option, table_console
 from magicdec.units import GIGA, MEGA, TERA, format_bytes
 
 if TYPE_CHECKING:
-    from magicdec.perfmodel import HardwareProfile
-    from magicdec.specs import EngineProfile, ModelSpec
+    from magicdec.perfmodel.kernels.profile import HardwareProfile
+    from magicdec.specs.engine import EngineProfile
+    from magicdec.specs.model import ModelSpec
 
 Format = Annotated[Literal["table", "json"], option("table or json.", "--format")]
 MODELS_EPILOG = options.examples(
@@ -47,7 +48,8 @@ def models_command(
     whether `magicdec run` runs them. With --architectures, the architectures that a config.json may
     have.
     """
-    from magicdec.specs import load_model_spec, model_names, named_models
+    from magicdec.specs.catalog import load_model_spec, model_names
+    from magicdec.specs.names import named_models
 
     if architectures:
         _show_architectures(output)
@@ -74,7 +76,7 @@ def models_command(
 
 def _model_row(spec: ModelSpec) -> dict[str, Any]:
     """Sizes of one model, and whether it is run."""
-    from magicdec.specs import why_not_run
+    from magicdec.specs.model import why_not_run
 
     recurrent, conv = spec.state_elements()
     weights = "bf16"
@@ -100,7 +102,7 @@ def _show_architectures(output: str) -> None:
     """By model_type: all are planned; those that are run are tested against transformers."""
     import msgspec
 
-    from magicdec.specs import architecture_facts
+    from magicdec.specs.catalog import architecture_facts
 
     facts = architecture_facts()
     if output == "json":
@@ -149,7 +151,7 @@ def hardware_command(
 
     With their ceilings, and whether their kernels were measured.
     """
-    from magicdec.perfmodel import hardware_names, load_hardware
+    from magicdec.perfmodel.kernels.profile import hardware_names, load_hardware
 
     if name is not None:
         _describe_device(load_hardware(name), output)
@@ -174,8 +176,8 @@ def _describe_device(device: HardwareProfile, output: str) -> None:
     """A device's ceilings, what each kernel's time was fitted on, and where its numbers are from."""
     import msgspec
 
-    from magicdec.reports import text_table
-    from magicdec.specs import Device
+    from magicdec.reports.text import text_table
+    from magicdec.specs.device import Device
 
     kernels: list[dict[str, Any]] = []
     for kernel, curve in device.curves():
@@ -239,7 +241,7 @@ def engines_command(
 
     With what their profiles were fitted on.
     """
-    from magicdec.specs import engine_names, load_engine
+    from magicdec.specs.engine import engine_names, load_engine
 
     if name is not None:
         _describe(load_engine(name), output)
@@ -252,7 +254,7 @@ def engines_command(
 
 def _describe(engine: EngineProfile, output: str) -> None:
     """An engine's drafts with their paths, by version, and where its constants are from."""
-    from magicdec.reports import text_table
+    from magicdec.reports.text import text_table
 
     drafts = []
     for kind, own in engine.drafts.items():
@@ -322,7 +324,7 @@ def _show(rows: list[dict[str, Any]], output: str) -> None:
     if output == "json":
         print(json.dumps(rows, indent=1))
         return
-    from magicdec.reports import text_table
+    from magicdec.reports.text import text_table
 
     heads = [HEADINGS.get(name, name.replace("_", " ")) for name in rows[0]]
     cells = [[_cell(name, value) for name, value in row.items()] for row in rows]

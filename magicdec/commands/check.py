@@ -20,7 +20,7 @@ from magicdec.errors import ConfigError
 from magicdec.tasks import task_named
 
 if TYPE_CHECKING:
-    from magicdec.live import Check
+    from magicdec.live.check import Check
 
 EPILOG = options.examples(
     "check 'vllm serve Qwen/Qwen3-32B -tp 2 --max-num-seqs 64' --hardware h100",
@@ -89,9 +89,9 @@ def check_command(
     """
     import msgspec
 
-    from magicdec.live import AskedLoad
-    from magicdec.live import check_command as check
-    from magicdec.specs import read_serve_command
+    from magicdec.live.check import AskedLoad
+    from magicdec.live.check import check_command as check
+    from magicdec.specs.serve_command import read_serve_command
 
     rates = parse_rates(acceptance_rate)
     load = AskedLoad(
@@ -137,7 +137,7 @@ def _text(words: list[str]) -> tuple[str, Path | None]:
 
 
 def _print(result: Check) -> None:
-    from magicdec.live import lines_of
+    from magicdec.live.check_text import lines_of
 
     say = table_console().print
     for line in lines_of(result):

@@ -160,7 +160,7 @@ def quoted_server_command(
 
 def _is_a_slip(word: str, names: Sequence[str]) -> bool:
     """Whether an option of check's was meant, and none of a server's."""
-    from magicdec.specs import is_engine_option  # few command lines have one
+    from magicdec.specs.serve_command import is_engine_option
 
     written = word.partition("=")[0]
     name = written.lstrip("-").replace("_", "-")
@@ -201,14 +201,14 @@ def _is_engines_own(written: str, name: str, known: set[str]) -> bool:
         return False
     if name in LONGEST or name in SPECULATION:
         return True
-    from magicdec.specs import is_engine_option  # few command lines have one
+    from magicdec.specs.serve_command import is_engine_option
 
     return is_engine_option(name)
 
 
 def _drafting(text: str) -> list[str]:
     """Our options for vLLM's --speculative-config."""
-    from magicdec.specs import speculation_of
+    from magicdec.specs.serve_command import speculation_of
 
     asked = speculation_of(text)
     if asked is None:

@@ -13,13 +13,15 @@ from magicdec.counts import Z_90
 from magicdec.errors import ConfigError
 from magicdec.naming import METHODS
 from magicdec.progress import shown_progress
-from magicdec.specs import HEAD_METHODS, SELF
+from magicdec.specs.speculation import HEAD_METHODS, SELF
 from magicdec.units import MIB, format_count, format_seconds, printable
 
 if TYPE_CHECKING:
     from magicdec.commands.profile_acceptance import ProfileOptions
-    from magicdec.logs import Account, LogReplay
-    from magicdec.perfmodel import RangeOfSteps, Replay, ReplayedProfile
+    from magicdec.logs.replay import LogReplay
+    from magicdec.logs.requests import Account
+    from magicdec.perfmodel.acceptance import ReplayedProfile
+    from magicdec.perfmodel.acceptance.replayed import RangeOfSteps, Replay
 
 KEEP_ABOVE_BYTES = 512 * MIB
 """Size of logs above which the counts of finished parts are kept, to go on from."""
@@ -87,7 +89,7 @@ def profile_logs(request: LogRequest) -> None:
 
 def _sorted_drafts(drafts: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Look-up rules and draft models. Raises ConfigError for a draft that no log can replay."""
-    from magicdec.logs import RULES
+    from magicdec.logs.lookups import RULES
 
     rules = []
     models = []
@@ -122,14 +124,10 @@ def _profile_lookups(
         raise ConfigError(
             "replaying logs needs a package: pip install 'magicdec[logs]'"
         ) from None
-    from magicdec.logs import (
-        Parts,
-        cpu_count,
-        files_of,
-        profiles_of,
-        replay_logs,
-        sweep,
-    )
+    from magicdec.logs.parts import Parts
+    from magicdec.logs.profiles import profiles_of, sweep
+    from magicdec.logs.replay import replay_logs
+    from magicdec.logs.sources import cpu_count, files_of
 
     files = files_of(request.outputs)
     total = sum(file.stat().st_size for file in files)
@@ -170,16 +168,12 @@ def _profile_model(request: LogRequest, draft: str) -> tuple[ReplayedProfile, st
         raise ConfigError(
             "replaying a draft model needs torch: pip install 'magicdec[run]'"
         ) from None
-    from magicdec.logs import (
-        DRAFT_MODEL,
-        MODEL_GAMMAS,
-        Lookup,
-        ModelReplay,
-        files_of,
-        profiles_of,
-        replay_draft_model,
-    )
-    from magicdec.measure import bind_threads
+    from magicdec.logs.draft_model import ModelReplay
+    from magicdec.logs.lookups import DRAFT_MODEL, Lookup
+    from magicdec.logs.profiles import MODEL_GAMMAS, profiles_of
+    from magicdec.logs.replay import replay_draft_model
+    from magicdec.logs.sources import files_of
+    from magicdec.measure.environment import bind_threads
 
     bind_threads()
     files = files_of(request.outputs)
@@ -337,8 +331,8 @@ def _print_ranges(title: str, rows: list[RangeOfSteps]) -> None:
 
 def _write(request: LogRequest, profiles: list[tuple[ReplayedProfile, str]]) -> None:
     """Write each profile next to the output, and print the plan that takes them."""
-    from magicdec.calibrate import acceptance_path
-    from magicdec.perfmodel import save_profile
+    from magicdec.calibrate.local_profile import acceptance_path
+    from magicdec.perfmodel.acceptance import save_profile
 
     files = []
     for profile, name in profiles:

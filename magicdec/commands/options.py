@@ -103,7 +103,7 @@ def stated(invocation: typer.Context) -> frozenset[str]:
 
 def as_dtype(text: str | None) -> str | None:
     """torch's name of a number format: "bf16" is understood as bfloat16."""
-    from magicdec.specs import DTYPE_OF_FORMAT
+    from magicdec.specs.precision import DTYPE_OF_FORMAT
 
     return text and DTYPE_OF_FORMAT.get(text, text)
 
@@ -112,7 +112,7 @@ def as_formats(text: str | None) -> str | None:
     """The profiles' names of a list of number formats: "bfloat16" is understood as bf16, "awq" as
     int4; "auto" is the format as published.
     """
-    from magicdec.specs import format_name
+    from magicdec.specs.precision import format_name
 
     if not text or text == "auto":
         return None
@@ -488,7 +488,7 @@ def console() -> Console:
 
 def server_tp(tp: int | None, hardware: str | None) -> int:
     """A server's tensor-parallel size: given, or all devices of "4xh100", or 1."""
-    from magicdec.perfmodel import counted
+    from magicdec.perfmodel.kernels.profile import counted
 
     devices = counted(hardware or "")
     return tp or devices.num_gpus or 1

@@ -24,7 +24,7 @@ from magicdec.commands.options import (
     table_console,
 )
 from magicdec.progress import shown_progress
-from magicdec.schema import (
+from magicdec.schema.request import (
     COUNT_OR_SHARE,
     COUNTS_OR_SHARES,
     Option,
@@ -32,8 +32,8 @@ from magicdec.schema import (
 )
 
 if TYPE_CHECKING:
-    from magicdec.perfmodel import Sensitivity
-    from magicdec.schema import Plan
+    from magicdec.perfmodel.variations import Sensitivity
+    from magicdec.schema.plan import Plan
 
 PLAN_EPILOG = options.examples(
     "plan",
@@ -171,7 +171,7 @@ def plan_command(asked: PlanOptions) -> None:
     For a model, devices, contexts and batches; each answer has a 90 % interval.
     """
     from magicdec.files import check_writable, write_atomic
-    from magicdec.perfmodel import make_plan, request_of
+    from magicdec.perfmodel.planner import make_plan, request_of
 
     if asked.output is not None:
         check_writable(asked.output)
@@ -194,7 +194,7 @@ def plan_command(asked: PlanOptions) -> None:
     elif asked.output_format is OutputFormat.CSV:
         print(answer.to_csv(), end="")
     else:
-        from magicdec.reports import print_plan
+        from magicdec.reports.terminal_plan import print_plan
 
         saved_as = None
         if asked.output is not None:
@@ -212,8 +212,8 @@ def _record(answer: Plan, path: Path) -> None:
     """Appends every evaluated row as a record of `source: analytical`."""
     import msgspec
 
-    from magicdec.reports import candidate_record
-    from magicdec.schema import append_record, current_environment
+    from magicdec.reports.data import candidate_record
+    from magicdec.schema.record import append_record, current_environment
 
     environment = current_environment()
     for row in answer.rows:
@@ -236,7 +236,8 @@ def sensitivity_command(asked: SensitivityOptions) -> None:
 
     That input is the one to measure next.
     """
-    from magicdec.perfmodel import request_of, sensitivity
+    from magicdec.perfmodel.planner import request_of
+    from magicdec.perfmodel.variations import sensitivity
 
     result = sensitivity(request_of(**values_of(asked, SENSITIVITY_OPTIONS)))
     document = result.to_document()
@@ -249,7 +250,7 @@ def sensitivity_command(asked: SensitivityOptions) -> None:
 
 
 def _print_sensitivity(model: str, result: Sensitivity) -> None:
-    from magicdec.reports import text_table
+    from magicdec.reports.text import text_table
 
     best = result.configuration
     if best.draft_budget is not None:

@@ -10,11 +10,11 @@ from magicdec.commands.plan import PlanOptions, values_of
 from magicdec.errors import ConfigError
 from magicdec.files import write_atomic
 from magicdec.progress import shown_progress
-from magicdec.specs import LOOKUP_METHODS
+from magicdec.specs.speculation import LOOKUP_METHODS
 
 if TYPE_CHECKING:
-    from magicdec.logs import LogLoad
-    from magicdec.perfmodel import ReplayedProfile
+    from magicdec.logs.load import LogLoad
+    from magicdec.perfmodel.acceptance import ReplayedProfile
 
 READ_FROM_LOGS = ("requests", "workload", "cached")
 """Options that a log answers, and that therefore may not be given with one."""
@@ -43,7 +43,8 @@ def options_from_logs(asked: PlanOptions, logs: list[str]) -> dict[str, Any]:
     for name in READ_FROM_LOGS:
         require(not getattr(asked, name), f"--logs says it: leave --{name} out")
     from magicdec.commands.logs import dataset_of, print_account
-    from magicdec.logs import files_of, read_load
+    from magicdec.logs.load import read_load
+    from magicdec.logs.sources import files_of
 
     files = files_of(logs)
     folder = Path(f"{dataset_of(files[:1])}.magicdec")
@@ -82,8 +83,10 @@ def cache_room(asked: PlanOptions) -> int | None:
     model does not fit as it is asked for.
     """
     from magicdec.errors import CapacityError
-    from magicdec.perfmodel import lengths_of, request_of, resolve
-    from magicdec.specs import ModelSpec, load_model_spec
+    from magicdec.perfmodel.plan.request import lengths_of, resolve
+    from magicdec.perfmodel.planner import request_of
+    from magicdec.specs.catalog import load_model_spec
+    from magicdec.specs.model import ModelSpec
 
     request = request_of(**values_of(asked, OF_CACHE_ROOM), draft="none")
     model = request.model
@@ -113,7 +116,9 @@ def _replayed(
         rules = [RULES[asked.draft]]
     else:
         return []
-    from magicdec.logs import cpu_count, profiles_of, replay_logs, sweep
+    from magicdec.logs.profiles import profiles_of, sweep
+    from magicdec.logs.replay import replay_logs
+    from magicdec.logs.sources import cpu_count
 
     replay = replay_logs(
         files, sweep(rules), tokenizer=asked.tokenizer, jobs=cpu_count()
@@ -124,7 +129,7 @@ def _replayed(
 
 
 def _written(profiles: list[ReplayedProfile], folder: Path, *, says: bool) -> list[str]:
-    from magicdec.perfmodel import save_profile
+    from magicdec.perfmodel.acceptance import save_profile
 
     paths = []
     for profile in profiles:

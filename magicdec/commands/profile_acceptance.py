@@ -12,10 +12,10 @@ from magicdec.commands import options
 from magicdec.commands.calibrate_machine import LOCAL_PROFILE
 from magicdec.commands.options import option, parse_ints, require
 from magicdec.progress import shown_progress
-from magicdec.specs import SELF
+from magicdec.specs.speculation import SELF
 
 if TYPE_CHECKING:
-    from magicdec.perfmodel import MeasuredProfile
+    from magicdec.perfmodel.acceptance import MeasuredProfile
 
 USUAL_BUDGETS = "64,128,256,512,1024"
 OF_LOGS = (
@@ -124,17 +124,17 @@ def profile_acceptance_command(asked: ProfileOptions) -> None:
             getattr(asked, name) is None,
             f"--{name.replace('_', '-')} goes with --outputs: it is of logged requests",
         )
-    from magicdec.measure import bind_threads
+    from magicdec.measure.environment import bind_threads
 
     bind_threads()
-    from magicdec.calibrate import (
+    from magicdec.calibrate.acceptance_bench import (
         AcceptanceRequest,
-        acceptance_path,
         fit_profiles,
         measure_acceptance,
     )
-    from magicdec.perfmodel import save_profile
-    from magicdec.specs import named_head
+    from magicdec.calibrate.local_profile import acceptance_path
+    from magicdec.perfmodel.acceptance import save_profile
+    from magicdec.specs.known_heads import named_head
 
     draft = asked.draft
     draft_method = asked.draft_method
@@ -202,7 +202,7 @@ def next_plan(
     """The plan with what was measured: the machine's files where they are there, and the
     acceptance.
     """
-    from magicdec.calibrate import engine_path
+    from magicdec.calibrate.local_profile import engine_path
 
     own = {}
     if profile.is_file() and engine_path(profile).is_file():

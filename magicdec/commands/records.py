@@ -47,8 +47,8 @@ def ls_command(
     As JSON and CSV with every field, lists and mappings as JSON, the environment in fields of their
     own.
     """
-    from magicdec.reports import GAMMA, text_table
-    from magicdec.schema import read_many, record_rows
+    from magicdec.reports.text import GAMMA, text_table
+    from magicdec.schema.record import read_many, record_rows
 
     rows = record_rows(read_many(files))
 
@@ -103,7 +103,7 @@ def show_command(
 
     Of several with the same key, the last.
     """
-    from magicdec.schema import read_many
+    from magicdec.schema.record import read_many
 
     records = read_many(files)
     matching = {}

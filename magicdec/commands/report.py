@@ -15,7 +15,8 @@ from magicdec.commands.options import option
 from magicdec.errors import ConfigError, unknown_choice
 
 if TYPE_CHECKING:
-    from magicdec.reports import ReportData, Table
+    from magicdec.reports.data import ReportData
+    from magicdec.reports.tables import Table
 
 REPORT_EPILOG = options.examples(
     "report results.jsonl -o report.html",
@@ -77,7 +78,7 @@ def report_command(
     Each is one file, which needs no network.
     """
     from magicdec.files import check_writable
-    from magicdec.reports import write_report
+    from magicdec.reports.report import write_report
 
     paths = output or [Path("report.html")]
     for path in paths:
@@ -100,8 +101,9 @@ def load_report_data(
     import shlex
     import sys
 
-    from magicdec.reports import ReportData
-    from magicdec.schema import load_plan, read_many
+    from magicdec.reports.data import ReportData
+    from magicdec.schema.plan import load_plan
+    from magicdec.schema.record import read_many
 
     plans = []
     for path in records:
@@ -138,7 +140,8 @@ def plot_command(
     The figure as a picture, or its values as a table.
     """
     from magicdec.files import write_atomic
-    from magicdec.reports import FIGURES, TABLES
+    from magicdec.reports.figures import FIGURES
+    from magicdec.reports.tables import TABLES
 
     if name == "list":
         print(f"figures: {', '.join(FIGURES)}\ntables: {', '.join(TABLES)}")
@@ -180,7 +183,9 @@ def _format(
 
 
 def _content(name: str, data: ReportData, kind: PlotFormat) -> str | bytes:
-    from magicdec.reports import FIGURES, PAPER, TABLES, draw, png, raw_svg
+    from magicdec.reports.figures import FIGURES, draw
+    from magicdec.reports.figures.chart import PAPER, png, raw_svg
+    from magicdec.reports.tables import TABLES
 
     if name in FIGURES:
         chart = draw(name, data)
@@ -232,9 +237,11 @@ def export_command(
     One configuration, predicted anew on that engine.
     """
     from magicdec.files import write_atomic
-    from magicdec.perfmodel import for_engine, load_profile, priced
-    from magicdec.reports import check_engine, export, write_cost_check
-    from magicdec.schema import load_plan
+    from magicdec.perfmodel.acceptance import load_profile
+    from magicdec.perfmodel.variations import for_engine, priced
+    from magicdec.reports.cost_check import write_cost_check
+    from magicdec.reports.exports import check_engine, export
+    from magicdec.schema.plan import load_plan
 
     check_engine(engine)
     profiles = tuple(map(load_profile, acceptance or ()))

@@ -25,7 +25,7 @@ from magicdec.commands.options import (
 )
 from magicdec.commands.run_plan import runs_of_plan
 from magicdec.errors import ConfigError, MagicdecError
-from magicdec.specs import (
+from magicdec.specs.speculation import (
     LOOKUP_METHODS,
     NOT_RUN,
     SELF,
@@ -36,9 +36,10 @@ from magicdec.specs import (
 )
 
 if TYPE_CHECKING:
-    from magicdec.measure import BenchmarkRequest, Outputs
-    from magicdec.schema import Record, TableGamma
-    from magicdec.specs import NamedHead
+    from magicdec.measure.configuration import BenchmarkRequest, Outputs
+    from magicdec.schema.gamma_table import TableGamma
+    from magicdec.schema.record import Record
+    from magicdec.specs.known_heads import NamedHead
 
 EPILOG = options.examples(
     "run --batch 32 --context 4096 --draft-budget 256 --gamma 3",
@@ -179,7 +180,7 @@ def run_command(asked: RunOptions) -> None:
         not asked.resume or asked.records is not None,
         "--resume goes on with a records file; give --records too",
     )
-    from magicdec.measure import Outputs
+    from magicdec.measure.configuration import Outputs
 
     outputs = Outputs(
         records=asked.records,
@@ -196,8 +197,8 @@ def run_command(asked: RunOptions) -> None:
     results = _run(requests, outputs)
     if results is None:
         return  # the first of torchrun's ranks prints
-    from magicdec.reports import print_run
-    from magicdec.schema import record_rows
+    from magicdec.reports.terminal import print_run
+    from magicdec.schema.record import record_rows
 
     print_as(
         asked.output_format,
@@ -209,8 +210,9 @@ def run_command(asked: RunOptions) -> None:
 
 def _request(run: RunOptions, gamma_table: TableGamma | None) -> BenchmarkRequest:
     """A run's options as what is measured; `gamma_table` is its plan's."""
-    from magicdec.measure import BenchmarkRequest
-    from magicdec.specs import local_model, named_head
+    from magicdec.measure.configuration import BenchmarkRequest
+    from magicdec.specs.catalog import local_model
+    from magicdec.specs.known_heads import named_head
 
     is_whole = run.weights == "checkpoint"
     head = named_head(run.model, run.draft, run.draft_model, with_weights=is_whole)
@@ -268,8 +270,9 @@ def _request(run: RunOptions, gamma_table: TableGamma | None) -> BenchmarkReques
 def _check_starts(model: str, head: NamedHead, engine: str) -> None:
     """Raises ConfigError for a head that cannot be started for the model, before anything is
     loaded."""
-    from magicdec.perfmodel import AskedDraft, standing
-    from magicdec.specs import load_engine, load_model_spec
+    from magicdec.perfmodel.plan.standing import AskedDraft, standing
+    from magicdec.specs.catalog import load_model_spec
+    from magicdec.specs.engine import load_engine
 
     asked = AskedDraft(
         draft=head.method,
@@ -381,13 +384,14 @@ def _run(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | N
     """The records; None on ranks other than the first of torchrun's."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return _run_under_torchrun(requests, outputs)
-    from magicdec.measure import bind_threads
+    from magicdec.measure.environment import bind_threads
 
     if all(request.tp_size == 1 and request.engine == "ours" for request in requests):
         bind_threads()
-    from magicdec.measure import check_request, measure_request
-    from magicdec.runtime import launch_ranks
-    from magicdec.specs import load_model_spec
+    from magicdec.measure.configuration import check_request
+    from magicdec.measure.rank import measure_request
+    from magicdec.runtime.launch import launch_ranks
+    from magicdec.specs.catalog import load_model_spec
 
     for request in requests:
         check_request(request, load_model_spec(request.model))
@@ -410,12 +414,13 @@ def _run_under_torchrun(
     """One error of all ranks is printed by the first alone: it fails at once, and torchrun then
     ends the others.
     """
-    from magicdec.runtime import end_with_torchrun, take_own_cores
+    from magicdec.runtime.launch import end_with_torchrun, take_own_cores
 
     end_with_torchrun()
     take_own_cores()
-    from magicdec.measure import check_devices, measure_request
-    from magicdec.runtime import join_world, leave_world
+    from magicdec.measure.configuration import check_devices
+    from magicdec.measure.rank import measure_request
+    from magicdec.runtime.distributed import join_world, leave_world
 
     try:
         for request in requests:

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magicdec.errors import ConfigError
-from magicdec.specs import DTYPE_OF_FORMAT, HEAD_METHODS, LOOKUP_METHODS, NOT_RUN
+from magicdec.specs.precision import DTYPE_OF_FORMAT
+from magicdec.specs.speculation import HEAD_METHODS, LOOKUP_METHODS, NOT_RUN
 
 if TYPE_CHECKING:
     from magicdec.commands.run import RunOptions
-    from magicdec.schema import Candidate, Plan, TableGamma
+    from magicdec.schema.gamma_table import TableGamma
+    from magicdec.schema.plan import Plan
+    from magicdec.schema.row import Candidate
 
 OPTION_OF_COLUMN = {
     "draft": "draft",
@@ -46,7 +49,7 @@ def runs_of_plan(asked: RunOptions, path: Path) -> tuple[list[RunOptions], Table
         that cannot be run.
         StorageError: it cannot be read.
     """
-    from magicdec.schema import load_plan
+    from magicdec.schema.plan import load_plan
 
     plan = load_plan(path)
     if plan.best.num_gpus != plan.best.tp_size:
@@ -158,7 +161,7 @@ def _runner_up(plan: Plan) -> list[Candidate]:
 
 def _settings(row: Candidate) -> dict[str, Any]:
     """A row's configuration under the names of the options of `run`."""
-    from magicdec.schema import column
+    from magicdec.schema.row import column
 
     return {option: column(row, name) for name, option in OPTION_OF_COLUMN.items()}
 

@@ -16,7 +16,9 @@ from magicdec.progress import shown_progress
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
-    from magicdec.live import Address, Observation, ServedDraft, View
+    from magicdec.live.http import Address
+    from magicdec.live.observation import Observation, ServedDraft
+    from magicdec.live.show import View
 
 OBSERVE_EPILOG = options.examples(
     "observe http://localhost:8000 --draft ngram -o acceptance.json",
@@ -101,12 +103,13 @@ def observe_command(asked: ObserveOptions) -> None:
     a trace.
     """
     from magicdec.files import check_writable
-    from magicdec.live import agreed
+    from magicdec.live.observation import agreed
 
     for path in filter(None, (asked.output, asked.records)):
         check_writable(path)
     requested = _requested_draft(asked)
-    from magicdec.live import parse_address, read_files
+    from magicdec.live.forms import read_files
+    from magicdec.live.http import parse_address
 
     paths = [Path(each) for each in asked.source]
     observation: Observation | None = None
@@ -136,7 +139,7 @@ def observe_command(asked: ObserveOptions) -> None:
 
 
 def _requested_draft(asked: ObserveOptions) -> ServedDraft | None:
-    from magicdec.live import parse_draft
+    from magicdec.live.observation import parse_draft
 
     if asked.draft is not None:
         return parse_draft(
@@ -151,8 +154,9 @@ def _requested_draft(asked: ObserveOptions) -> ServedDraft | None:
 
 def _view(asked: ObserveOptions, draft: ServedDraft | None) -> View:
     """The view to show, with advice where the server's device is known."""
-    from magicdec.live import Serving, View
-    from magicdec.perfmodel import load_profile
+    from magicdec.live.advice import Serving
+    from magicdec.live.show import View
+    from magicdec.perfmodel.acceptance import load_profile
 
     view = View(draft=draft, context=asked.context)
     if asked.hardware is not None:
@@ -192,10 +196,10 @@ def _write_observation(
 ) -> None:
     """Writes the acceptance profile and the record that were requested, and says so next to the
     table, or on stderr where a document is printed."""
-    from magicdec.live import acceptance_profile, record
-    from magicdec.perfmodel import save_profile
-    from magicdec.schema import append_record
-    from magicdec.specs import model_name
+    from magicdec.live.profile import acceptance_profile, record
+    from magicdec.perfmodel.acceptance import save_profile
+    from magicdec.schema.record import append_record
+    from magicdec.specs.names import model_name
 
     file = sys.stderr
     if asked.output_format is OutputFormat.TABLE:
@@ -227,7 +231,8 @@ def _write_observation(
 
 
 def _look(where: Address, asked: ObserveOptions) -> Observation:
-    from magicdec.live import choose_target, observe, scrapes
+    from magicdec.live.metrics import choose_target, scrapes
+    from magicdec.live.observation import observe
 
     taken = []
     try:
@@ -252,7 +257,9 @@ def _watch(where: Address, view: View, asked: ObserveOptions) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from magicdec.live import choose_target, observe, trend_lines, windows
+    from magicdec.live.metrics import choose_target
+    from magicdec.live.observation import observe
+    from magicdec.live.show import trend_lines, windows
 
     history: list[Observation] = []
     with Live(

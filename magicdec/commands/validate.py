@@ -27,8 +27,9 @@ from magicdec.progress import Done, shown_progress
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
-    from magicdec.schema import Comparison
-    from magicdec.validate import DemoResult, Thresholds
+    from magicdec.schema.comparison import Comparison
+    from magicdec.validate.demo import DemoResult
+    from magicdec.validate.grid import Thresholds
 
 app = typer.Typer(
     help="Compare predictions with measurements.",
@@ -57,7 +58,8 @@ def pairs_command(
     With and without speculation, tokens per step as each row measured them: errors of the whole
     request's speedup and of the time between tokens, and what the plan's gamma would lose.
     """
-    from magicdec.validate import published, validate_pairs
+    from magicdec.validate.pair_errors import validate_pairs
+    from magicdec.validate.rows import published
 
     document = validate_pairs(files or published("speculation_pairs.csv"))
     print_groups(document, output_format)
@@ -92,7 +94,7 @@ def published_command(
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
     """Predictions against published speedups and latencies."""
-    from magicdec.validate import validate_published
+    from magicdec.validate.published_speedups import validate_published
 
     print_groups(
         validate_published(files or None, fit_acceptance=fit_acceptance), output_format
@@ -137,8 +139,8 @@ def grid_command(
 
     Each configuration is predicted from the calibration alone, before the first is run.
     """
-    from magicdec.measure import bind_threads, prepare
-    from magicdec.validate import choose_grid, run_grid
+    from magicdec.measure.environment import bind_threads, prepare
+    from magicdec.validate.grid import choose_grid, run_grid
 
     require(
         not (quick and grid),
@@ -147,7 +149,7 @@ def grid_command(
     spec = choose_grid(grid, quick=quick, engine=engine, clock=clock)
     prepare(spec.clock, spec.device)
     bind_threads()
-    from magicdec.calibrate import load_local_profile
+    from magicdec.calibrate.local_profile import load_local_profile
 
     with shown_progress(quiet) as show:
         local = None
@@ -183,7 +185,8 @@ def records_command(
 
     Errors by term and case, coverage of the intervals, and what following the predictions loses.
     """
-    from magicdec.schema import Comparison, by_cpu_time, pair_records, read_many
+    from magicdec.schema.comparison import Comparison, by_cpu_time, pair_records
+    from magicdec.schema.record import read_many
 
     rows = read_many(files)
     if clock == "cpu":
@@ -202,7 +205,7 @@ def _print_comparison(
     *,
     verdict: tuple[Thresholds, list[str]] | None = None,
 ) -> None:
-    from magicdec.reports import print_comparison, print_verdict
+    from magicdec.reports.terminal import print_comparison, print_verdict
 
     document = comparison.to_document()
     if verdict is not None:
@@ -223,8 +226,8 @@ def _print_comparison(
 
 def print_groups(document: dict[str, Any], output_format: OutputFormat) -> None:
     """Errors by group, with what was assumed and which rows were skipped."""
-    from magicdec.reports import print_groups as print_figures
-    from magicdec.validate import by_cause
+    from magicdec.reports.terminal import print_groups as print_figures
+    from magicdec.validate.rows import by_cause
 
     if output_format is OutputFormat.TABLE:
         for line in by_cause(document.get("assumed", ())):
@@ -256,12 +259,13 @@ def demo_command(
 
     The whole path on this machine, with the embedded model.
     """
-    from magicdec.measure import bind_threads
+    from magicdec.measure.environment import bind_threads
 
     bind_threads()
     from magicdec.files import check_writable, write_atomic
-    from magicdec.reports import ReportData, write_report
-    from magicdec.validate import run_demo
+    from magicdec.reports.data import ReportData
+    from magicdec.reports.report import write_report
+    from magicdec.validate.demo import run_demo
 
     started = time.monotonic()
     check_writable(output / "report.html")

@@ -13,9 +13,11 @@ from urllib.parse import parse_qsl
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.naming import draft_by_name
-from magicdec.perfmodel import EVERY_GPU, hardware_names, load_hardware
-from magicdec.schema import NUMBERS, request_options
-from magicdec.specs import engine_names, model_names, resolve_name
+from magicdec.perfmodel.kernels.profile import EVERY_GPU, hardware_names, load_hardware
+from magicdec.schema.request import NUMBERS, request_options
+from magicdec.specs.catalog import model_names
+from magicdec.specs.engine import engine_names
+from magicdec.specs.names import resolve_name
 from magicdec.tasks import TASKS
 
 FIRST = (

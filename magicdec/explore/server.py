@@ -32,15 +32,13 @@ from magicdec.explore.form import (
     texts_of,
     values_of,
 )
-from magicdec.perfmodel import Plan, load_hardware, make_plan, request_of
-from magicdec.reports import (
-    ReportData,
-    html_context,
-    html_style,
-    template_environment,
-)
-from magicdec.schema import plan_command
-from magicdec.specs import load_engine, load_model_spec
+from magicdec.perfmodel.kernels.profile import load_hardware
+from magicdec.perfmodel.planner import Plan, make_plan, request_of
+from magicdec.reports.data import ReportData
+from magicdec.reports.report import html_context, html_style, template_environment
+from magicdec.schema.request import plan_command
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import load_engine
 
 TEMPLATES = Path(__file__).parent / "templates"
 HTML, JSON, PLAIN = "text/html", "application/json", "text/plain"

@@ -24,34 +24,31 @@ from magicdec.errors import ConfigError
 from magicdec.live.observation import Observation, ServedDraft
 from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
 from magicdec.naming import ENGINE_TITLES
-from magicdec.perfmodel import (
+from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance.believed import Question, completed
+from magicdec.perfmodel.intervals import (
     OTHER_HEAD_ERROR,
-    AcceptanceProfile,
-    Points,
-    Prediction,
-    Question,
-    Setup,
-    check_profiles,
-    completed,
-    deepest_gamma,
     engine_error,
     interval,
     is_one_head_of_many,
-    is_sure_depth,
-    predict,
     ratio_variance,
     reported_error,
     tokens_error,
 )
-from magicdec.reports import Deployment, write_settings
-from magicdec.schema import BatchBand, Record, Site, TableGamma, verdict_of
-from magicdec.specs import (
-    AUTOREGRESSIVE,
-    SamplingSpec,
-    SpeculationSpec,
-    engine_names,
-    served_checkpoint,
-)
+from magicdec.perfmodel.plan.drafts import check_profiles
+from magicdec.perfmodel.plan.request import deepest_gamma
+from magicdec.perfmodel.plan.search import is_sure_depth
+from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.speedup import Prediction, predict
+from magicdec.reports.deployment import Deployment
+from magicdec.reports.exports import write_settings
+from magicdec.schema.gamma_table import BatchBand, TableGamma
+from magicdec.schema.plan import Site
+from magicdec.schema.record import Record
+from magicdec.schema.row import verdict_of
+from magicdec.specs.catalog import served_checkpoint
+from magicdec.specs.engine import engine_names
+from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 
 WORTH_A_CHANGE = 1.02
 """A gain below this is not worth a restart."""

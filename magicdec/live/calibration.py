@@ -45,19 +45,14 @@ from magicdec.live.drive import (
 from magicdec.live.http import Address, get
 from magicdec.live.metrics import Scrape, choose_target, read_address
 from magicdec.live.observation import ServedDraft, agreed, observe
-from magicdec.perfmodel import (
-    Points,
-    Setup,
-    draft_kv_tokens,
-    draft_of,
-    looked_up_terms,
-    pass_seconds,
-    predict,
-    prompt_time,
-    step_terms,
-)
+from magicdec.perfmodel.drafting import draft_kv_tokens, draft_of
+from magicdec.perfmodel.serving import pass_seconds, prompt_time
+from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.speedup import predict
+from magicdec.perfmodel.step import looked_up_terms, step_terms
 from magicdec.progress import Progress, StepMessage
-from magicdec.specs import EngineProfile, ModelSpec, save_engine
+from magicdec.specs.engine import EngineProfile, save_engine
+from magicdec.specs.model import ModelSpec
 from magicdec.units import MILLI
 
 FREE = {

@@ -26,47 +26,34 @@ from magicdec.live.settings import (
     unpriced_costs,
 )
 from magicdec.naming import METHODS, draft_name, head_named_in, method_name
-from magicdec.perfmodel import (
-    TREES_LOSE,
-    Answer,
+from magicdec.perfmodel.intervals import engine_error
+from magicdec.perfmodel.kernels.profile import counted, load_hardware
+from magicdec.perfmodel.memory import memory_need
+from magicdec.perfmodel.plan.draws import Draws, draws_of
+from magicdec.perfmodel.plan.request import Case, DraftOption, PlanRequest
+from magicdec.perfmodel.plan.search import DraftRows, every_gamma, most_that_fit
+from magicdec.perfmodel.plan.standing import (
     AskedDraft,
-    Case,
-    DraftOption,
-    DraftRows,
-    Draws,
-    PlanRequest,
     Standing,
-    answered,
-    counted,
-    draws_of,
-    engine_error,
-    every_gamma,
     has_module,
-    load_hardware,
-    make_plan,
-    memory_need,
-    most_that_fit,
     option_of,
     packages_of,
     standing,
-    tree_error,
 )
-from magicdec.reports import PROMPT_LOOKUP_MAX, acceptance_of
-from magicdec.schema import Candidate, TableGamma
-from magicdec.specs import (
-    DTYPE_BYTES,
-    MAX_GAMMA,
-    OWN_METHOD,
-    ModelSpec,
-    ServeCommand,
-    Speculation,
-    facts_of,
-    format_name,
-    is_model,
-    load_engine,
-    load_model_spec,
-    served_checkpoint,
-)
+from magicdec.perfmodel.planner import Answer, answered, make_plan
+from magicdec.perfmodel.trees import TREES_LOSE, tree_error
+from magicdec.reports.exports import PROMPT_LOOKUP_MAX
+from magicdec.reports.sentences import acceptance_of
+from magicdec.schema.gamma_table import TableGamma
+from magicdec.schema.row import Candidate
+from magicdec.specs.catalog import is_model, load_model_spec, served_checkpoint
+from magicdec.specs.device import DTYPE_BYTES
+from magicdec.specs.engine import load_engine
+from magicdec.specs.heads import facts_of
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import format_name
+from magicdec.specs.serve_command import ServeCommand, Speculation
+from magicdec.specs.speculation import MAX_GAMMA, OWN_METHOD
 from magicdec.tasks import usual_lengths
 from magicdec.units import GIB, INTERVAL_ENDS, format_count, format_percent
 

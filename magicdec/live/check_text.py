@@ -8,8 +8,8 @@ from typing import NamedTuple
 from magicdec.live.check import Check
 from magicdec.live.settings import Change
 from magicdec.naming import draft_name
-from magicdec.reports import acceptance_of
-from magicdec.schema import Candidate
+from magicdec.reports.sentences import acceptance_of
+from magicdec.schema.row import Candidate
 from magicdec.units import format_seconds
 
 

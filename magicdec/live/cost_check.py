@@ -23,15 +23,12 @@ import numpy as np
 from magicdec.counts import constant_rate
 from magicdec.errors import ConfigError
 from magicdec.files import RESULTS_LIMIT_BYTES, read_text
-from magicdec.perfmodel import (
-    Points,
-    Setup,
-    constant_profile,
-    cost_place,
-    predict,
-    whole_requests,
-)
-from magicdec.specs import EngineProfile
+from magicdec.perfmodel.acceptance import constant_profile
+from magicdec.perfmodel.intervals import cost_place
+from magicdec.perfmodel.serving import whole_requests
+from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.speedup import predict
+from magicdec.specs.engine import EngineProfile
 from magicdec.units import MILLI
 
 NAME = re.compile(r"cost-(?:plain|k(\d+)-(\d+(?:\.\d+)?))")

@@ -25,7 +25,7 @@ from magicdec.live.metrics import SGLANG, VLLM
 from magicdec.live.observation import UNNAMED, CounterIncreases, ServedDraft
 from magicdec.live.reading import Reading, Readings
 from magicdec.naming import draft_by_name, head_named_in
-from magicdec.perfmodel import MAX_POSITIONS
+from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
 from magicdec.units import printable
 
 VLLM_INTERVAL_S = 10.0

@@ -13,14 +13,11 @@ import numpy as np
 
 from magicdec.live.advice import Advice, DraftedLoad, choices_at
 from magicdec.live.settings import with_host_times
-from magicdec.perfmodel import (
-    AcceptanceProfile,
-    Points,
-    Setup,
-    draft_of,
-    interval,
-    predict,
-)
+from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.drafting import draft_of
+from magicdec.perfmodel.intervals import interval
+from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.speedup import predict
 from magicdec.units import MILLI
 
 PIECEWISE = "verification outside whole graphs (a downgrade to PIECEWISE in its log)"

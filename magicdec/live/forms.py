@@ -25,7 +25,11 @@ from magicdec.live.metrics import (
 )
 from magicdec.live.observation import UNNAMED, CounterIncreases, Observation, observe
 from magicdec.live.reading import Reading, Readings, observation_of, summed
-from magicdec.perfmodel import ImportedAcceptance, is_acceptance, read_acceptance
+from magicdec.perfmodel.acceptance.files import (
+    ImportedAcceptance,
+    is_acceptance,
+    read_acceptance,
+)
 from magicdec.units import MIB, format_count, printable
 
 LOG_LIMIT_BYTES = 256 * MIB

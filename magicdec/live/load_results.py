@@ -28,7 +28,8 @@ from magicdec.live.engine_logs import UNDRAFTED, number_in
 from magicdec.live.metrics import NOT_TOLD, SGLANG, TRTLLM, VLLM, Series
 from magicdec.live.observation import UNNAMED, CounterIncreases
 from magicdec.live.reading import Reading, Readings
-from magicdec.perfmodel import MAX_POSITIONS, histogram_survivors
+from magicdec.perfmodel.acceptance.files import histogram_survivors
+from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
 from magicdec.units import MILLI, printable
 
 NAMES = {
@@ -98,7 +99,7 @@ ENGINES: dict[str, Series] = {
 
 
 @dataclass(kw_only=True)
-class Run:
+class LoadRun:
     """One run of a load generator: its numbers by `NAMES`, times in seconds."""
 
     numbers: dict[str, float] = field(default_factory=dict)
@@ -142,7 +143,7 @@ def _seconds_per_token(told: Mapping[str, float], length: float) -> float | None
     return max(told["latency"] - told["ttft"], 0.0) / (length - 1.0)
 
 
-def reading_of(run: Run) -> Reading | None:
+def reading_of(run: LoadRun) -> Reading | None:
     """A run as a reading of decoding; None: it has no time and no count of one."""
     told = run.numbers
     requests = told.get("requests", 1.0) or 1.0
@@ -181,7 +182,7 @@ def reading_of(run: Run) -> Reading | None:
     )
 
 
-def _draft_counts(run: Run, after_first: float) -> dict[str, Any]:
+def _draft_counts(run: LoadRun, after_first: float) -> dict[str, Any]:
     """Counts of drafts: the stated ones, else from tokens per step and the tokens."""
     told = run.numbers
     accepted = told.get("accepted")
@@ -213,7 +214,7 @@ def _draft_counts(run: Run, after_first: float) -> dict[str, Any]:
     }
 
 
-def _readings(runs: Sequence[Run]) -> Readings:
+def _readings(runs: Sequence[LoadRun]) -> Readings:
     readings = []
     longest = 0.0
     for run in runs:
@@ -221,7 +222,7 @@ def _readings(runs: Sequence[Run]) -> Readings:
         if reading is not None:
             readings.append(reading)
         longest = max(longest, run.numbers.get("accept_length", 0.0))
-    first = runs[0] if runs else Run()
+    first = runs[0] if runs else LoadRun()
     notes = []
     if len(readings) > 1:
         notes.append(f"{len(readings)} runs are taken together, whatever their loads")
@@ -256,10 +257,10 @@ def is_report(text: str) -> bool:
 
 def read_report(text: str) -> Readings:
     """Reads the printed summaries of `vllm bench serve` and sglang.bench_serving, one or several."""
-    runs: list[Run] = []
+    runs: list[LoadRun] = []
     for line in text.splitlines():
         if REPORT in line:
-            runs.append(Run())
+            runs.append(LoadRun())
             continue
         name, colon, value = line.partition(":")
         if not colon or not runs:
@@ -285,7 +286,7 @@ def read_result(documents: Sequence[Any]) -> Readings:
     """--save-result of vLLM, --output-file of SGLang: a document for each run."""
     runs = []
     for document in documents:
-        run = Run()
+        run = LoadRun()
         for name, value in document.items():
             if isinstance(value, int | float):
                 run.add(name, float(value))
@@ -313,7 +314,7 @@ def read_summary(documents: Sequence[Any]) -> Readings:
     """profile_export_genai_perf.json and profile_export_aiperf.json."""
     runs = []
     for document in documents:
-        run = Run()
+        run = LoadRun()
         for name, told in document.items():
             if isinstance(told, dict) and isinstance(told.get("avg"), int | float):
                 run.add(name, float(told["avg"]), str(told.get("unit") or ""))
@@ -342,14 +343,14 @@ def read_guidellm(documents: Sequence[Any]) -> Readings:
     return _with_drafts(_readings(runs), drafted)
 
 
-def _of_means(metrics: Mapping[str, Any]) -> Run:
+def _of_means(metrics: Mapping[str, Any]) -> LoadRun:
     """A report without its requests: the means of those that were served."""
     numbers = {}
     for quantity, name in GUIDELLM_MEANS.items():
         mean = ((metrics.get(name) or {}).get("successful") or {}).get("mean")
         if isinstance(mean, int | float):
             numbers[quantity] = float(mean) * (MILLI if quantity in TIMES else 1.0)
-    return Run(numbers=numbers)
+    return LoadRun(numbers=numbers)
 
 
 def is_aiperf(document: Any) -> bool:
@@ -365,10 +366,10 @@ def read_aiperf(documents: Sequence[Any]) -> Readings:
     return _with_drafts(_readings([run]), drafted)
 
 
-def _of_requests(requests: Sequence[TimedRequest], duration: Any) -> Run:
+def _of_requests(requests: Sequence[TimedRequest], duration: Any) -> LoadRun:
     """A run from the times of its requests."""
     if not requests:
-        return Run()
+        return LoadRun()
     count = len(requests)
     outputs = math.fsum(request.output_len for request in requests)
     decoded_s = math.fsum(request.last_s - request.first_s for request in requests)
@@ -385,7 +386,7 @@ def _of_requests(requests: Sequence[TimedRequest], duration: Any) -> Run:
         "tpot": decoded_s / max(outputs - count, 1.0),
         "duration": took_s,
     }
-    return Run(numbers=numbers)
+    return LoadRun(numbers=numbers)
 
 
 def _drafted(found: Iterable[Any]) -> list[Reading]:

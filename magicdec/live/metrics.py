@@ -21,7 +21,7 @@ from typing import Literal
 
 from magicdec.errors import ConfigError, ServerError, unknown_choice
 from magicdec.live.http import Address, get
-from magicdec.schema import LARGEST_NUMBER
+from magicdec.schema.record import LARGEST_NUMBER
 from magicdec.units import printable
 
 Labels = Mapping[str, str]

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field, fields
 from magicdec.errors import ConfigError, ServerError, unknown_choice
 from magicdec.live.metrics import DRAFT_INFO, Scrape, Target, cache_tokens, restarted
 from magicdec.naming import draft_name
-from magicdec.perfmodel import MAX_POSITIONS
-from magicdec.specs import (
+from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
+from magicdec.specs.speculation import (
     DRAFT_METHODS,
     LOOKUP_METHODS,
     OWN_METHOD,

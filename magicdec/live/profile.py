@@ -12,15 +12,14 @@ from magicdec.counts import Counts, clustered_stderr, constant_rate
 from magicdec.errors import ConfigError
 from magicdec.live.observation import CounterIncreases as Counters
 from magicdec.live.observation import Observation, ServedDraft
-from magicdec.perfmodel import (
-    AcceptanceProfile,
+from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
+from magicdec.perfmodel.acceptance.fit import (
     MeasuredRates,
     Measurement,
-    fit_profile,
     measured_rates,
     measurements_of,
 )
-from magicdec.schema import Record, current_environment
+from magicdec.schema.record import Record, current_environment
 
 BY_SEQUENCE = ("sequences", "requests")
 """Segments that are of one sequence each."""

@@ -23,7 +23,7 @@ from magicdec.live.observation import (
     Observation,
     ServedDraft,
 )
-from magicdec.schema import LARGEST_NUMBER
+from magicdec.schema.record import LARGEST_NUMBER
 
 IDLE = 3.0
 """A step that takes so many times the median of the others spans idle time."""

@@ -16,9 +16,13 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from magicdec.counts import Z_90
-from magicdec.perfmodel import Case, DraftOption, draft_of, search
-from magicdec.schema import Candidate, Gain
-from magicdec.specs import EngineProfile, PathOptions, ServeCommand, load_engine
+from magicdec.perfmodel.drafting import draft_of
+from magicdec.perfmodel.plan.request import Case, DraftOption
+from magicdec.perfmodel.plan.search import search
+from magicdec.schema.row import Candidate, Gain
+from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.engine_path import PathOptions
+from magicdec.specs.serve_command import ServeCommand
 
 HOST_ERROR = 0.35
 """Relative standard deviation of what a path adds: the host's time per layer differs by a factor of
@@ -121,7 +125,7 @@ class Setting(NamedTuple):
     """Whether two laws fit what was measured of it, so its price lies between them."""
 
 
-class Costs(NamedTuple):
+class SettingCosts(NamedTuple):
     """A command's settings that cost or lose exactness, each priced against the command without it."""
 
     changes: list[Change]
@@ -131,7 +135,7 @@ class Costs(NamedTuple):
 
 def costs_of(
     command: ServeCommand, served: Served, alone: Served, *, waiting: float = 1.0
-) -> Costs:
+) -> SettingCosts:
     """Prices a command's settings: the time per token as it is set over the time without one of them.
 
     `alone` is the server without its draft, `waiting` the factor by which users who do not fit slow all.
@@ -157,7 +161,7 @@ def costs_of(
             * _product(alone_costs)
             * waiting,
         )
-    return Costs([*changes, *others, *_of_exactness(command)], as_set)
+    return SettingCosts([*changes, *others, *_of_exactness(command)], as_set)
 
 
 def _product(costs: Sequence[Change]) -> float:

@@ -25,8 +25,9 @@ from magicdec.live.http import Address
 from magicdec.live.metrics import MAX_WINDOW_S, Scrape, scrapes
 from magicdec.live.observation import Observation, ServedDraft, agreed
 from magicdec.live.profile import MIN_DRAFTS, rates, tokens_stderr
-from magicdec.perfmodel import AcceptanceProfile, MeasuredRates, constant_profile
-from magicdec.reports import table_lines
+from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
+from magicdec.perfmodel.acceptance.fit import MeasuredRates
+from magicdec.reports.text import table_lines
 from magicdec.units import format_seconds
 
 MISFIT = 1.5

@@ -12,21 +12,3 @@ therefore determine every accepted count (`replay`), without a model and without
     formats     readers of the log formats; `tokens` turns text into token ids
     profiles    acceptance profiles from counts
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from magicdec.door import door
-
-if TYPE_CHECKING:
-    from magicdec.logs.draft_model import ModelReplay
-    from magicdec.logs.load import LogLoad, read_load
-    from magicdec.logs.lookups import DRAFT_MODEL, RULES, Lookup
-    from magicdec.logs.parts import Parts
-    from magicdec.logs.profiles import MODEL_GAMMAS, profiles_of, sweep
-    from magicdec.logs.replay import LogReplay, replay_draft_model, replay_logs
-    from magicdec.logs.requests import Account
-    from magicdec.logs.sources import cpu_count, files_of
-else:
-    __getattr__, __dir__, __all__ = door(__name__, __file__)

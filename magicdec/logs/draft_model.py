@@ -23,7 +23,10 @@ from magicdec.errors import ConfigError
 from magicdec.logs.formats import UnreadableError
 from magicdec.logs.lookups import Lookup
 from magicdec.logs.ngram import Ints, Steps
-from magicdec.runtime import NORMED, Engine, PromptPart, Transformer, load_model
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.prefill import PromptPart
+from magicdec.runtime.transformer import NORMED, Transformer
+from magicdec.runtime.weights import load_model
 
 FIRST_ROOM = 1024
 """Tokens that the first cache holds; longer texts take a larger one."""

@@ -25,9 +25,9 @@ from magicdec.logs.requests import Account, LoggedRequest, requests_of
 from magicdec.logs.sources import Shard, companions_of, files_of, shards_of
 from magicdec.logs.tally import Whole
 from magicdec.logs.tokens import TextTokenizer
-from magicdec.perfmodel import hit_tokens
+from magicdec.perfmodel.prefix_cache import hit_tokens
 from magicdec.progress import Progress, StepMessage
-from magicdec.specs import RequestShape, WorkloadSpec
+from magicdec.specs.workload import RequestShape, WorkloadSpec
 
 MAX_BLOCKS = 1 << 20
 """Blocks that are kept at most, whatever the room of the engine's cache."""

@@ -16,16 +16,11 @@ from magicdec.logs.lookups import MAX_NGRAM, Lookup, lookup
 from magicdec.logs.replay import LogReplay
 from magicdec.logs.requests import Account
 from magicdec.logs.tally import CONTEXT_BOUNDS, OUTPUT_BOUNDS, SettingCounts, Whole
-from magicdec.perfmodel import (
-    Law,
-    LawError,
-    LookupSetting,
-    MeasuredRates,
-    RangeOfSteps,
-    Replay,
-    ReplayedProfile,
-    law_of_rates,
-)
+from magicdec.perfmodel.acceptance import ReplayedProfile
+from magicdec.perfmodel.acceptance.fit import MeasuredRates
+from magicdec.perfmodel.acceptance.law import Law, LawError
+from magicdec.perfmodel.acceptance.profile import law_of_rates
+from magicdec.perfmodel.acceptance.replayed import LookupSetting, RangeOfSteps, Replay
 
 NGRAM_GAMMAS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 """Gammas of a sweep, dense where one more token changes most."""

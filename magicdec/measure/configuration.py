@@ -28,24 +28,24 @@ from magicdec.errors import (
 from magicdec.files import check_apart, check_writable
 from magicdec.measure.engines import Runtime, installed_engine
 from magicdec.measure.environment import available_memory_bytes
-from magicdec.perfmodel import MemoryNeed, ModelSetup, memory_need
-from magicdec.schema import TableGamma, check_records_file
-from magicdec.specs import (
+from magicdec.perfmodel.memory import MemoryNeed, memory_need
+from magicdec.perfmodel.setup import ModelSetup
+from magicdec.schema.gamma_table import TableGamma
+from magicdec.schema.record import check_records_file
+from magicdec.specs.catalog import checkpoint_directory, load_model_spec
+from magicdec.specs.engine import load_engine
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import PROFILE_DTYPES, Precision
+from magicdec.specs.speculation import (
     AUTOREGRESSIVE,
     HEAD_METHODS,
     MODEL_METHODS,
-    PROFILE_DTYPES,
     SPARSE_METHODS,
-    VLLM_METHODS,
-    ModelSpec,
-    Precision,
     SamplingSpec,
     SpeculationSpec,
-    checkpoint_directory,
     draft_model_name,
-    load_engine,
-    load_model_spec,
 )
+from magicdec.specs.vllm_plugin import VLLM_METHODS
 from magicdec.units import KIB, MIB, format_bytes
 
 Weights = Literal["checkpoint", "random"]
@@ -196,7 +196,7 @@ def check_request(
     _check_bfloat16(request)
     _check_lengths(request, model)
     if request.tp_size > 1:
-        from magicdec.runtime import check_divisible
+        from magicdec.runtime.weights import check_divisible
 
         check_divisible(model, request.tp_size)
     for speculation in request.speculations:
@@ -345,7 +345,7 @@ def _check_head(
     request: BenchmarkRequest, speculation: SpeculationSpec, target: ModelSpec
 ) -> None:
     """Refuses a head that is another target's, and options that are not run for heads."""
-    from magicdec.runtime import layout_of
+    from magicdec.runtime.heads.layout import layout_of
 
     if speculation.draft_tp_size not in (None, request.tp_size):
         raise ConfigError(

@@ -30,8 +30,8 @@ from magicdec.measure.repetitions import Session, measure
 from magicdec.measure.session import BenchmarkSession
 from magicdec.measure.utilisation import all_ranks_bandwidth_bytes_per_s
 from magicdec.progress import Stages, shown_progress
-from magicdec.runtime import SINGLE, TensorParallel
-from magicdec.schema import (
+from magicdec.runtime.distributed import SINGLE, TensorParallel
+from magicdec.schema.record import (
     UNFINISHED,
     Record,
     append_record,
@@ -39,7 +39,7 @@ from magicdec.schema import (
     read_rows,
     unfinished,
 )
-from magicdec.specs import AUTOREGRESSIVE, SpeculationSpec
+from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 
 Begun = Mapping[SpeculationSpec, Sequence[Record]]
 """Rows of the repetitions that an earlier run finished."""

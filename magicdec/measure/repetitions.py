@@ -20,14 +20,10 @@ from magicdec.measure.configuration import NOISE, BenchmarkRequest, configuratio
 from magicdec.measure.environment import ReferenceKernels, ReferenceTimes, median_times
 from magicdec.naming import describe
 from magicdec.progress import StepMessage
-from magicdec.runtime import PromptRequest, load_prompts, load_tokenizer
-from magicdec.schema import Record, current_environment, summary
-from magicdec.specs import (
-    AUTOREGRESSIVE,
-    SpeculationSpec,
-    checkpoint_directory,
-    load_model_spec,
-)
+from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
+from magicdec.schema.record import Record, current_environment, summary
+from magicdec.specs.catalog import checkpoint_directory, load_model_spec
+from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 
 
 class Session(Protocol):

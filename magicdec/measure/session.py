@@ -21,31 +21,24 @@ import torch
 from magicdec.measure.configuration import NOISE, BenchmarkRequest, check_request
 from magicdec.measure.repetitions import PairedRun, prompts_of
 from magicdec.measure.utilisation import MemoryMeter, phase_bytes, planned_memory_bytes
-from magicdec.runtime import (
-    MAX_BACK,
-    SINGLE,
-    DecodeOptions,
-    DecodeResult,
-    Drafter,
-    Engine,
-    Head,
-    TensorParallel,
-    Transformer,
-    build_drafter,
-    decode,
-    generation_eos_token_ids,
-    load_head,
-    load_model,
-)
-from magicdec.specs import (
+from magicdec.runtime.distributed import SINGLE, TensorParallel
+from magicdec.runtime.drafters import build_drafter
+from magicdec.runtime.drafters.base import Drafter
+from magicdec.runtime.engine import MAX_BACK, Engine
+from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
+from magicdec.runtime.heads.builder import load_head
+from magicdec.runtime.heads.chain import Head
+from magicdec.runtime.prompts import generation_eos_token_ids
+from magicdec.runtime.transformer import Transformer
+from magicdec.runtime.weights import load_model
+from magicdec.specs.catalog import checkpoint_directory, load_model_spec
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.speculation import (
     HEAD_METHODS,
     DraftMethod,
-    ModelSpec,
     SamplingSpec,
     SpeculationSpec,
-    checkpoint_directory,
     draft_model_name,
-    load_model_spec,
 )
 
 WARM_UP_TOKENS = 4

@@ -19,9 +19,10 @@ import torch
 
 from magicdec.measure.configuration import BenchmarkRequest, model_setup, planned_memory
 from magicdec.measure.environment import Clock, seconds
-from magicdec.perfmodel import draft_kv_tokens, read_bytes
-from magicdec.runtime import TensorParallel
-from magicdec.specs import AUTOREGRESSIVE, SpeculationSpec
+from magicdec.perfmodel.drafting import draft_kv_tokens
+from magicdec.perfmodel.step import read_bytes
+from magicdec.runtime.distributed import TensorParallel
+from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 from magicdec.units import KIB, MIB
 
 

@@ -12,14 +12,11 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.perfmodel.forward import share, size
 from magicdec.perfmodel.kernels.op import FP32_BYTES
-from magicdec.specs import (
-    TENSOR_PARALLEL,
-    EngineProfile,
-    ModelSpec,
-    Parallelism,
-    Precision,
-    SamplingSpec,
-)
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import SamplingSpec
 
 SORTING_BYTES = 4 + 8 + 4 + 4 + 4
 """Per token of the vocabulary, to keep the likeliest: logits in order, their indices,

@@ -44,23 +44,22 @@ from magicdec.perfmodel.kernels.op import (
     merged,
 )
 from magicdec.perfmodel.kernels.recurrence import Recurrence, recurrence
-from magicdec.specs import (
-    TENSOR_PARALLEL,
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.layers import MixtureOfExperts
+from magicdec.specs.mixers import (
     Attention,
-    EngineProfile,
     GatedDeltaNet,
     KimiDeltaAttention,
     LatentAttention,
     LightningAttention,
     Mamba2,
     Mixer,
-    MixtureOfExperts,
-    ModelSpec,
-    Parallelism,
     Part,
-    Precision,
     Projection,
 )
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
+from magicdec.specs.precision import Precision
 
 EXPERT_IMBALANCE = 1.2
 """Tokens of the fullest rank of whole experts, over the mean: an estimate. 1 is what routing that

@@ -20,7 +20,9 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.perfmodel.kernels.op import Basis, ForwardTime, Op, fixed
 from magicdec.perfmodel.setup import Setup
-from magicdec.specs import HEAD_METHODS, Attention, LatentAttention, ModelSpec
+from magicdec.specs.mixers import Attention, LatentAttention
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.speculation import HEAD_METHODS
 
 REPEATED = "repeated attention"
 """Name of the attention time that drafted tokens beyond the first may add."""

@@ -34,7 +34,8 @@ from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.step import StepTerms
 from magicdec.perfmodel.trees import tree_error
-from magicdec.specs import SPARSE_METHODS, EngineProfile, draft_kind
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.speculation import SPARSE_METHODS, draft_kind
 from magicdec.units import INTERVAL_ENDS
 
 OTHER_DEVICE_ERROR = 0.2

@@ -20,8 +20,9 @@ import msgspec
 from magicdec.files import read_csv
 from magicdec.naming import METHODS
 from magicdec.perfmodel.setup import Setup
-from magicdec.schema import LaneEvidence
-from magicdec.specs import SELF, SERVING_ENGINES, EngineProfile, version_number
+from magicdec.schema.evidence import LaneEvidence
+from magicdec.specs.engine import SERVING_ENGINES, EngineProfile, version_number
+from magicdec.specs.speculation import SELF
 
 LANES = Path(__file__).resolve().parents[1] / "specs" / "data" / "lanes.csv"
 LEAST_SOURCES = 3

@@ -26,7 +26,7 @@ from magicdec.perfmodel.footprint import (
 )
 from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.setup import ModelSetup
-from magicdec.specs import EngineProfile
+from magicdec.specs.engine import EngineProfile
 
 
 class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,9 +72,7 @@ from magicdec.perfmodel.plan.tables import (
 )
 from magicdec.perfmodel.setup import Points
 from magicdec.progress import Progress
-from magicdec.schema import (
-    DEFAULT_CONTEXTS,
-    Candidate,
+from magicdec.schema.plan import (
     CaseAnswer,
     Choice,
     Formats,
@@ -83,17 +81,15 @@ from magicdec.schema import (
     NeedsAcceptance,
     Percentiles,
     Plan,
-    TokenCost,
     TrafficLoad,
     bands_of,
-    fields_of,
 )
-from magicdec.specs import (
-    ModelSpec,
-    load_model_spec,
-    load_workload,
-    model_from_hf_config,
-)
+from magicdec.schema.request import DEFAULT_CONTEXTS, fields_of
+from magicdec.schema.row import Candidate, TokenCost
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.hf_config import model_from_hf_config
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.workload import load_workload
 from magicdec.units import format_seconds
 
 __all__ = ["Plan", "PlanRequest", "make_plan", "request_of"]

@@ -35,7 +35,9 @@ from magicdec.counts import Array
 from magicdec.perfmodel.forward import share
 from magicdec.perfmodel.kernels.op import FP32_BYTES
 from magicdec.perfmodel.setup import Cached, ModelSetup
-from magicdec.specs import Mixer, ModelSpec, Precision
+from magicdec.specs.mixers import Mixer
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import Precision
 
 BLOCK_TOKENS = 16
 """Tokens of a block of vLLM's KV cache by default."""

@@ -17,20 +17,16 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.attention import AttentionCurve
 from magicdec.perfmodel.kernels.op import Where
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
-from magicdec.specs import (
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
+from magicdec.specs.precision import BF16, PROFILE_DTYPES, Precision
+from magicdec.specs.speculation import (
     AUTOREGRESSIVE,
-    BF16,
-    PROFILE_DTYPES,
-    TENSOR_PARALLEL,
-    EngineProfile,
-    ModelSpec,
-    Parallelism,
-    Precision,
     SamplingSpec,
     SpeculationSpec,
     draft_model_name,
-    load_engine,
-    load_model_spec,
 )
 
 AT_TEMPERATURE_ONE = SamplingSpec(temperature=1.0)

@@ -38,7 +38,7 @@ from magicdec.perfmodel.step import (
     step_terms,
 )
 from magicdec.perfmodel.trees import MAX_TREE, tokens_of_tree
-from magicdec.specs import AUTOREGRESSIVE, MAX_GAMMA, SPARSE_METHODS
+from magicdec.specs.speculation import AUTOREGRESSIVE, MAX_GAMMA, SPARSE_METHODS
 
 BoolArray = npt.NDArray[np.bool_]
 POINT_LIMITS = {

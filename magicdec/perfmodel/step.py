@@ -28,7 +28,9 @@ from magicdec.perfmodel.kernels.op import ForwardTime, GridPlaces, Op, fixed
 from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.setup import ModelSetup, Setup, microbatch
 from magicdec.perfmodel.vocabulary import sampling_ops, vocabulary_ops
-from magicdec.specs import DTYPE_BYTES, TENSOR_PARALLEL, StepPath
+from magicdec.specs.device import DTYPE_BYTES
+from magicdec.specs.engine_path import StepPath
+from magicdec.specs.parallel import TENSOR_PARALLEL
 
 MOST_EXACT = 8
 """Sequences up to which every number of them that has a looked-up draft is a case of its own."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from magicdec.counts import Array
 from magicdec.perfmodel.acceptance import Acceptance
-from magicdec.specs import TreeSpec
+from magicdec.specs.speculation import TreeSpec
 
 TREES_LOSE = (
     "trees (top-k above 1) of as many tokens as draft passes were slower than the best chain in 79 of "

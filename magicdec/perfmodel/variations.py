@@ -30,14 +30,12 @@ from magicdec.perfmodel.plan.standing import AskedDraft, standing
 from magicdec.perfmodel.planner import answered, make_plan
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
-from magicdec.schema import Candidate, Plan, Site
-from magicdec.specs import (
-    ModelSpec,
-    load_engine,
-    load_head,
-    load_model_spec,
-    served_checkpoint,
-)
+from magicdec.schema.plan import Plan, Site
+from magicdec.schema.row import Candidate
+from magicdec.specs.catalog import load_model_spec, served_checkpoint
+from magicdec.specs.engine import load_engine
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.speculation import load_head
 
 
 class Replanned(msgspec.Struct, frozen=True, kw_only=True):

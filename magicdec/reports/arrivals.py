@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from magicdec.naming import draft_name
 from magicdec.reports.sentences import lengths_text, limits_text
-from magicdec.schema import Percentiles, Plan, Traffic, TrafficLoad
+from magicdec.schema.plan import Percentiles, Plan, Traffic, TrafficLoad
 from magicdec.units import format_count, format_number, format_percent, format_seconds
 
 LEAST_NAMED = 0.02

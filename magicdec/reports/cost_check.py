@@ -16,7 +16,7 @@ import msgspec
 from magicdec.errors import ConfigError
 from magicdec.reports.deployment import Deployment, comment, read_deployment
 from magicdec.reports.exports import check_engine, write_settings
-from magicdec.schema import UNKNOWN_SITE, Plan, Site
+from magicdec.schema.plan import UNKNOWN_SITE, Plan, Site
 
 LEAST_OUTPUT = 512
 """Generated tokens per request: prompts of others then take little of the time between tokens."""

@@ -13,20 +13,17 @@ from datetime import UTC, datetime
 import msgspec
 
 from magicdec.errors import ConfigError
-from magicdec.schema import (
-    BASELINE_MBU_FLOOR,
-    COLUMNS,
-    Candidate,
+from magicdec.schema.comparison import (
     Comparison,
-    Plan,
-    Record,
-    column,
     is_paired,
     latest_measured,
     latest_predicted,
     pair_records,
     setting_key,
 )
+from magicdec.schema.plan import Plan
+from magicdec.schema.record import BASELINE_MBU_FLOOR, Record
+from magicdec.schema.row import COLUMNS, Candidate, column
 
 WEAK_BASELINE = "†"
 WEAK_BASELINE_NOTE = (

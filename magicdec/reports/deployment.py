@@ -13,18 +13,10 @@ from magicdec.naming import ENGINE_TITLES, describe
 from magicdec.reports.arrivals import percentiles_line
 from magicdec.reports.data import candidate_record
 from magicdec.reports.words import probability_of
-from magicdec.schema import (
-    UNKNOWN_SITE,
-    BatchBand,
-    Candidate,
-    GammaTable,
-    Plan,
-    Record,
-    Site,
-    TrafficLoad,
-    Verdict,
-    nearest,
-)
+from magicdec.schema.gamma_table import BatchBand, nearest
+from magicdec.schema.plan import UNKNOWN_SITE, GammaTable, Plan, Site, TrafficLoad
+from magicdec.schema.record import Record
+from magicdec.schema.row import Candidate, Verdict
 from magicdec.units import MIB, MILLI, format_interval, format_number, format_seconds
 
 COMMENT_WIDTH = 79

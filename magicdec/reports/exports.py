@@ -40,8 +40,11 @@ from magicdec.reports.deployment import (
     schedule_note,
     unsupported,
 )
-from magicdec.schema import UNKNOWN_SITE, BatchBand, Plan, Record, Site
-from magicdec.specs import DRAFT_CLASS, EngineProfile, load_engine
+from magicdec.schema.gamma_table import BatchBand
+from magicdec.schema.plan import UNKNOWN_SITE, Plan, Site
+from magicdec.schema.record import Record
+from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.vllm_plugin import DRAFT_CLASS
 from magicdec.units import MICRO
 
 PLUGIN_METHODS = ("streamingllm",)

@@ -22,17 +22,10 @@ from magicdec.reports.sentences import (
 from magicdec.reports.several import loads_lines, to_buy
 from magicdec.reports.story import ON_A_PAGE, of_kinds, story_of
 from magicdec.reports.text import GAMMA, GAMMA_IS, percent, thousands, whole
-from magicdec.schema import (
-    BASELINE_MBU_FLOOR,
-    GammaTable,
-    Percentiles,
-    Plan,
-    Record,
-    Traffic,
-    given,
-    plan_command,
-    verdict_of,
-)
+from magicdec.schema.plan import GammaTable, Percentiles, Plan, Traffic
+from magicdec.schema.record import BASELINE_MBU_FLOOR, Record
+from magicdec.schema.request import given, plan_command
+from magicdec.schema.row import verdict_of
 from magicdec.units import INTERVAL, format_interval, format_number, format_seconds
 
 

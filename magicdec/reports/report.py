@@ -18,7 +18,7 @@ from magicdec.reports.figures import Chart, draw_all
 from magicdec.reports.figures.chart import inline_svg, raw_svg
 from magicdec.reports.headline import commands_to_reproduce, headline_of
 from magicdec.reports.tables import UNKNOWN, Column, Table, all_tables, format_value
-from magicdec.schema import Plan
+from magicdec.schema.plan import Plan
 
 if TYPE_CHECKING:
     import jinja2

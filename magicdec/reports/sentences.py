@@ -18,17 +18,10 @@ from magicdec.reports.words import (
     users_of,
     with_ends,
 )
-from magicdec.schema import (
-    Candidate,
-    CaseAnswer,
-    Choice,
-    Drafting,
-    LaneEvidence,
-    OfTask,
-    Outlook,
-    Plan,
-    Request,
-)
+from magicdec.schema.evidence import LaneEvidence
+from magicdec.schema.plan import CaseAnswer, Choice, OfTask, Outlook, Plan
+from magicdec.schema.request import Request
+from magicdec.schema.row import Candidate, Drafting
 from magicdec.tasks import NO_TASK, usual_lengths
 from magicdec.units import (
     MILLI,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from magicdec.reports.sentences import acceptance_line, unpublished, where_it_fits
 from magicdec.reports.words import devices_of, drafting_of, gain_of, probability_of
-from magicdec.schema import Candidate, CaseAnswer, Plan
+from magicdec.schema.plan import CaseAnswer, Plan
+from magicdec.schema.row import Candidate
 from magicdec.units import format_percent, format_tokens
 
 FEW_NAMED = 4

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from magicdec.counts import CAUSES
 from magicdec.reports import sentences
-from magicdec.schema import CaseAnswer, Choice, Plan
+from magicdec.schema.plan import CaseAnswer, Choice, Plan
 
 MUST = 90
 """Weight from which a statement is always shown."""

@@ -23,16 +23,10 @@ from magicdec.reports.data import (
     median_pair,
 )
 from magicdec.reports.text import GAMMA, percent, thousands, whole
-from magicdec.schema import (
-    BASELINE_MBU_FLOOR,
-    SPREAD_FIELDS,
-    TERMS,
-    Candidate,
-    Comparison,
-    Pair,
-    Record,
-)
-from magicdec.schema import column as value_of
+from magicdec.schema.comparison import TERMS, Comparison, Pair
+from magicdec.schema.record import BASELINE_MBU_FLOOR, SPREAD_FIELDS, Record
+from magicdec.schema.row import Candidate
+from magicdec.schema.row import column as value_of
 from magicdec.units import INTERVAL, format_bytes, format_seconds
 
 UNKNOWN = "–"

@@ -20,7 +20,8 @@ from magicdec.reports.tables import (
     point_table,
 )
 from magicdec.reports.text import GAMMA, needed_width, text_table
-from magicdec.schema import Comparison, Record, busy_machine
+from magicdec.schema.comparison import Comparison
+from magicdec.schema.record import Record, busy_machine
 from magicdec.units import INTERVAL, format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:

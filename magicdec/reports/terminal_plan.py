@@ -35,16 +35,10 @@ from magicdec.reports.story import (
 )
 from magicdec.reports.text import needed_width, text_table
 from magicdec.reports.words import drafting_of, probability_of
-from magicdec.schema import COLUMNS as COLUMNS_OF_ROWS
-from magicdec.schema import (
-    Candidate,
-    CaseAnswer,
-    GammaTable,
-    Plan,
-    Traffic,
-    TrafficLoad,
-)
-from magicdec.schema import column as value_of
+from magicdec.schema.plan import CaseAnswer, GammaTable, Plan, Traffic, TrafficLoad
+from magicdec.schema.row import COLUMNS as COLUMNS_OF_ROWS
+from magicdec.schema.row import Candidate
+from magicdec.schema.row import column as value_of
 from magicdec.units import (
     GIB,
     INTERVAL_SHARE,

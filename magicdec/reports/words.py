@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from magicdec.naming import device_name, draft_name
-from magicdec.schema import Candidate, Gain
+from magicdec.schema.row import Candidate, Gain
 from magicdec.units import format_count, format_interval, format_percent
 
 BOTH_SAID = 0.03

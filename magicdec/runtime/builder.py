@@ -35,14 +35,14 @@ from magicdec.runtime.mixers import (
     RotaryEmbedding,
 )
 from magicdec.runtime.transformer import Transformer, TransformerLayer
-from magicdec.specs import MLP as MLPSpec
-from magicdec.specs import Attention as AttentionSpec
-from magicdec.specs import LatentAttention as LatentAttentionSpec
-from magicdec.specs import Layer as LayerSpec
-from magicdec.specs import Mixer as MixerSpec
-from magicdec.specs import MixtureOfExperts as MixtureSpec
-from magicdec.specs import ModelSpec
-from magicdec.specs import Rope as RopeSpec
+from magicdec.specs.layers import MLP as MLPSpec
+from magicdec.specs.layers import Layer as LayerSpec
+from magicdec.specs.layers import MixtureOfExperts as MixtureSpec
+from magicdec.specs.mixers import Attention as AttentionSpec
+from magicdec.specs.mixers import LatentAttention as LatentAttentionSpec
+from magicdec.specs.mixers import Mixer as MixerSpec
+from magicdec.specs.mixers import Rope as RopeSpec
+from magicdec.specs.model import ModelSpec
 
 ROOTS = ("model", "language_model.model", "model.language_model")
 """How the names of a decoder's tensors begin: alone, and in models of several modalities."""

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from magicdec.errors import CheckpointError
 from magicdec.files import read_json
-from magicdec.specs import Quantization, Scheme
+from magicdec.specs.quantization import Quantization, Scheme
 
 ALL = slice(None)
 INDEX_FILE = "model.safetensors.index.json"

@@ -38,7 +38,7 @@ from magicdec.runtime.prefill import (
     shares,
 )
 from magicdec.runtime.transformer import Taps, Transformer
-from magicdec.specs import MAX_GAMMA
+from magicdec.specs.speculation import MAX_GAMMA
 
 MAX_BACK = 32
 """Tokens before a sequence's end that a pass may begin with where layers keep their windows only:

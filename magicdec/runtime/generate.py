@@ -33,8 +33,8 @@ from magicdec.runtime.engine import Engine
 from magicdec.runtime.graphs import PhaseTimer, part
 from magicdec.runtime.prefill import PREFILL_TOKENS
 from magicdec.runtime.sampling import Proposal, UniformStream, VerifiedBlock, verify
-from magicdec.schema import TableGamma
-from magicdec.specs import SamplingSpec
+from magicdec.schema.gamma_table import TableGamma
+from magicdec.specs.speculation import SamplingSpec
 
 INACTIVE = -1
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from magicdec.runtime import kernels
 from magicdec.runtime.distributed import TensorParallel
-from magicdec.specs import Activation, MixtureOfExperts
+from magicdec.specs.layers import Activation, MixtureOfExperts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from magicdec.runtime.layers import (
     HiddenNorm,
     RowParallelLinear,
 )
-from magicdec.specs import Rope, RopeScaling
+from magicdec.specs.mixers import Rope, RopeScaling
 
 
 class AttentionPass(Protocol):

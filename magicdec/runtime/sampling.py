@@ -32,7 +32,7 @@ from torch import Tensor
 
 from magicdec.runtime import kernels
 from magicdec.runtime.distributed import TensorParallel
-from magicdec.specs import SamplingSpec
+from magicdec.specs.speculation import SamplingSpec
 
 DRAFT: Final = 0
 ACCEPT: Final = 1

@@ -26,7 +26,7 @@ from magicdec.runtime.layers import (
     add_and_norm_,
 )
 from magicdec.runtime.mixers import AttentionPass, Mixer, RotaryEmbedding
-from magicdec.specs import ModelSpec
+from magicdec.specs.model import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,15 +14,10 @@ from magicdec.runtime.builder import Builder
 from magicdec.runtime.checkpoint import CheckpointDirectory, RandomTensors, TensorSource
 from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.transformer import Transformer
-from magicdec.specs import (
-    PROFILE_DTYPES,
-    ModelSpec,
-    check_tp,
-    checkpoint_directory,
-    load_model_spec,
-    local_model,
-    why_not_run,
-)
+from magicdec.specs.catalog import checkpoint_directory, load_model_spec, local_model
+from magicdec.specs.model import ModelSpec, why_not_run
+from magicdec.specs.parallel import check_tp
+from magicdec.specs.precision import PROFILE_DTYPES
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in ("float64", *PROFILE_DTYPES)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
-from magicdec.schema import TableGamma
+from magicdec.schema.gamma_table import TableGamma
 
 CONFIG_KEY = "magicdec"
 Method = Literal["streamingllm", "topk"]

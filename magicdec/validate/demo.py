@@ -19,24 +19,21 @@ from typing import NamedTuple, cast
 
 import torch
 
-from magicdec.calibrate import AcceptanceRequest, obtain_profile
-from magicdec.measure import (
-    BenchmarkRequest,
-    BenchmarkSession,
-    ReferenceKernels,
-    benchmark,
-)
+from magicdec.calibrate.acceptance_bench import AcceptanceRequest
+from magicdec.calibrate.machine import obtain_profile
+from magicdec.measure.configuration import BenchmarkRequest
+from magicdec.measure.environment import ReferenceKernels
+from magicdec.measure.rank import benchmark
+from magicdec.measure.session import BenchmarkSession
 from magicdec.naming import describe
 from magicdec.progress import Done, Progress, Stages
-from magicdec.runtime import Engine, load_model
-from magicdec.schema import Comparison, Plan, Record, pair_records
-from magicdec.specs import (
-    AUTOREGRESSIVE,
-    SamplingSpec,
-    SpeculationSpec,
-    head_beside,
-    named_head,
-)
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.weights import load_model
+from magicdec.schema.comparison import Comparison, pair_records
+from magicdec.schema.plan import Plan
+from magicdec.schema.record import Record
+from magicdec.specs.known_heads import head_beside, named_head
+from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.units import format_seconds
 from magicdec.validate.grid import freeze_predictions, plan_local
 

@@ -22,43 +22,40 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from magicdec.calibrate import LocalProfile, load_local_profile
+from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
 from magicdec.errors import ConfigError
 from magicdec.files import converted, read_toml
-from magicdec.measure import (
-    BenchmarkRequest,
-    Clock,
-    ReferenceKernels,
-    ReferenceTimes,
-    Runtime,
-    configuration_fields,
-)
-from magicdec.perfmodel import DEFAULT_MAX_GAMMA, Plan, PlanRequest, make_plan
+from magicdec.measure.configuration import BenchmarkRequest, configuration_fields
+from magicdec.measure.engines import Runtime
+from magicdec.measure.environment import Clock, ReferenceKernels, ReferenceTimes
+from magicdec.perfmodel.plan.request import DEFAULT_MAX_GAMMA, PlanRequest
+from magicdec.perfmodel.planner import Plan, make_plan
 from magicdec.progress import Progress, Stages
-from magicdec.schema import (
-    Candidate,
+from magicdec.schema.comparison import (
     Comparison,
-    Record,
-    append_record,
     by_cpu_time,
-    column,
-    current_environment,
     pair_records,
-    read_records,
     speed_scale,
 )
-from magicdec.specs import (
+from magicdec.schema.record import (
+    Record,
+    append_record,
+    current_environment,
+    read_records,
+)
+from magicdec.schema.row import Candidate, column
+from magicdec.specs.known_heads import named_head
+from magicdec.specs.precision import PROFILE_DTYPES
+from magicdec.specs.speculation import (
     AUTOREGRESSIVE,
-    PROFILE_DTYPES,
     SELF,
     DraftMethod,
     SamplingSpec,
     SpeculationSpec,
-    named_head,
 )
 
 if TYPE_CHECKING:
-    from magicdec.calibrate import AcceptanceRequest
+    from magicdec.calibrate.acceptance_bench import AcceptanceRequest
 
 ACCEPTANCE_CONTEXTS = (1280, 3584)
 ACCEPTANCE_BUDGETS = (48, 96, 192, 384, 768, 1280)
@@ -309,7 +306,7 @@ def run_grid(
     """Predicts and measures a grid. Without a profile, calibrates first (`quick`: with fewer
     shapes, rounds and prompts), and saves the profile next to the records so that the run can be
     resumed."""
-    from magicdec.measure import benchmark
+    from magicdec.measure.rank import benchmark
 
     requests = list(grid.requests())
     profile = profile or _own_profile(
@@ -379,7 +376,7 @@ def _own_profile(
 ) -> LocalProfile:
     if path.exists():
         return load_local_profile(path)
-    from magicdec.calibrate import obtain_profile
+    from magicdec.calibrate.machine import obtain_profile
 
     head = None
     if grid.heads:
@@ -401,7 +398,7 @@ def _own_profile(
 
 def acceptance_request(grid: GridSpec, *, quick: bool = False) -> AcceptanceRequest:
     """The grid's methods, at budgets, contexts and a gamma outside the grid."""
-    from magicdec.calibrate import AcceptanceRequest
+    from magicdec.calibrate.acceptance_bench import AcceptanceRequest
 
     cases = grid.cases or list(product(grid.batch_sizes, grid.context_lens))
     longest = max(context for _, context in cases)
@@ -437,7 +434,7 @@ def acceptance_request(grid: GridSpec, *, quick: bool = False) -> AcceptanceRequ
 def _work(request: BenchmarkRequest, records: Path) -> float:
     """Rough duration, in any unit, of the configurations that the file lacks. Each takes a constant
     plus a time proportional to its KV slots."""
-    from magicdec.measure import configuration_key, known_records
+    from magicdec.measure.rank import configuration_key, known_records
 
     known = {}
     if records.exists():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from magicdec.counts import Array, expected_tokens_per_step
-from magicdec.schema import ErrorSummary
+from magicdec.schema.comparison import ErrorSummary
 from magicdec.validate.pair_prediction import Predicted, StatedTokens, predict_pairs
 from magicdec.validate.pairs import PairRow
 from magicdec.validate.rows import places, read_rows

@@ -14,20 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from magicdec.counts import Z_90, Array, constant_rate, expected_tokens_per_step
-from magicdec.perfmodel import (
-    AcceptanceProfile,
-    Cycle,
-    Points,
-    Setup,
-    engine_error,
-    interval,
-    largest_active,
-    predict,
-    sequence_rates,
-    tokens_error,
-    whole_requests,
-)
-from magicdec.specs import AUTOREGRESSIVE
+from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance.law import sequence_rates
+from magicdec.perfmodel.intervals import engine_error, interval, tokens_error
+from magicdec.perfmodel.serving import Cycle, largest_active, whole_requests
+from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.speedup import predict
+from magicdec.specs.speculation import AUTOREGRESSIVE
 from magicdec.units import INTERVAL_ENDS
 from magicdec.validate.pairs import PairRow
 from magicdec.validate.rows import columns, places

@@ -30,28 +30,24 @@ import numpy as np
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.naming import draft_by_name
-from magicdec.perfmodel import (
-    LOOKUP_PRECISION,
-    MAX_TREE,
-    Setup,
-    draft_of,
-    load_hardware,
-)
-from magicdec.specs import (
+from magicdec.perfmodel.acceptance import LOOKUP_PRECISION
+from magicdec.perfmodel.drafting import draft_of
+from magicdec.perfmodel.kernels.profile import load_hardware
+from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.trees import MAX_TREE
+from magicdec.specs.catalog import load_model_spec, model_names
+from magicdec.specs.engine import load_engine, version_number
+from magicdec.specs.engine_path import PathOptions
+from magicdec.specs.names import model_name
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import (
     MAX_GAMMA,
     OWN_METHOD,
     SELF,
     SPARSE_METHODS,
-    PathOptions,
-    Precision,
     SamplingSpec,
     SpeculationSpec,
     TreeSpec,
-    load_engine,
-    load_model_spec,
-    model_name,
-    model_names,
-    version_number,
 )
 from magicdec.units import MILLI
 from magicdec.validate.rows import (

@@ -17,26 +17,23 @@ import numpy as np
 
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
-from magicdec.perfmodel import (
+from magicdec.perfmodel.acceptance import (
     PROFILES_DIRECTORY,
     AcceptanceProfile,
-    Points,
-    Setup,
     default_profile,
-    interval,
     load_profile,
-    predict,
-    tokens_error,
 )
-from magicdec.specs import (
+from magicdec.perfmodel.intervals import interval, tokens_error
+from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.speedup import predict
+from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.parallel import check_tp
+from magicdec.specs.speculation import (
     MAX_GAMMA,
     SELF,
     DraftMethod,
-    EngineProfile,
     SamplingSpec,
     SpeculationSpec,
-    check_tp,
-    load_engine,
 )
 from magicdec.units import MILLI
 from magicdec.validate.rows import Count, columns, places, published, read_rows

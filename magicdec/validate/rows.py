@@ -17,7 +17,8 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.errors import ConfigError, MagicdecError, unknown_choice
 from magicdec.files import read_csv
-from magicdec.specs import ModelSpec, engine_names
+from magicdec.specs.engine import engine_names
+from magicdec.specs.model import ModelSpec
 from magicdec.units import format_count
 
 PUBLISHED_DIRECTORY = Path(__file__).resolve().parent / "data" / "published"

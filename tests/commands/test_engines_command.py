@@ -8,8 +8,8 @@ import pytest
 
 from magicdec.commands.catalog import engines_command, hardware_command
 from magicdec.errors import ConfigError
-from magicdec.perfmodel import hardware_names, load_hardware
-from magicdec.specs import engine_names, load_engine
+from magicdec.perfmodel.kernels.profile import hardware_names, load_hardware
+from magicdec.specs.engine import engine_names, load_engine
 
 
 def test_every_engine_is_described_with_its_drafts_and_sources(

@@ -183,7 +183,7 @@ def test_what_is_refused_before_anything_starts(
     def must_not(*_: object, **__: object) -> None:
         raise AssertionError("started")
 
-    monkeypatch.setattr("magicdec.runtime.launch_ranks", must_not)
+    monkeypatch.setattr("magicdec.runtime.launch.launch_ranks", must_not)
     given = [argument.format(tmp_path=tmp_path) for argument in arguments]
     assert message in refusal(program, *given)
     assert [path.name for path in tmp_path.iterdir()] == ["text"]

@@ -368,7 +368,7 @@ def plans(folder: Path, count: int) -> Iterator[Case]:
         draft_budget=32, gamma=2, draft="self", tp=1,
     )  # fmt: skip
     document, file = json.loads(answer.to_json()), folder / "plan.json"
-    with mock.patch("magicdec.runtime.launch_ranks", side_effect=SystemExit(0)):
+    with mock.patch("magicdec.runtime.launch.launch_ranks", side_effect=SystemExit(0)):
         for what, changed in [
             ("as it is", document),
             *damaged(document, count=3 * count, seed=8),

@@ -18,7 +18,6 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from magicdec import specs
 from magicdec.errors import ConfigError
 from magicdec.logs import formats
 from magicdec.specs import serve_command
@@ -359,7 +358,7 @@ def test_planted_faults_of_commands_and_logs_are_found(
     def broken(text: str, **_: object) -> serve_command.ServeCommand:
         return serve_command.ServeCommand(engine="vllm", model=text[10**6])
 
-    monkeypatch.setattr(specs, "read_serve_command", broken)
+    monkeypatch.setattr(serve_command, "read_serve_command", broken)
     assert "a traceback" in judge(case, "planted").fault
     path = tmp_path / "log.jsonl"
     path.write_text(json.dumps(ROWS[0]) + "\n")
@@ -410,7 +409,7 @@ def test_a_planted_endless_loop_and_a_planted_line_before_json_are_found(
         return serve_command.read_serve_command(text, **options)
 
     with monkeypatch.context() as planted:
-        planted.setattr(specs, "read_serve_command", talks)
+        planted.setattr(serve_command, "read_serve_command", talks)
         assert "no JSON document alone" in judge(as_json, "planted").fault
 
     def loops(text: str, **_: object) -> serve_command.ServeCommand:
@@ -419,5 +418,5 @@ def test_a_planted_endless_loop_and_a_planted_line_before_json_are_found(
         raise AssertionError
 
     monkeypatch.setattr(surfaces, "HANGS_S", 1)
-    monkeypatch.setattr(specs, "read_serve_command", loops)
+    monkeypatch.setattr(serve_command, "read_serve_command", loops)
     assert "a hang" in judge(case, "planted").fault

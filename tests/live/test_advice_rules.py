@@ -24,8 +24,9 @@ from magicdec.live.observation import (
     Observation,
     parse_draft,
 )
-from magicdec.perfmodel import constant_profile, engine_error
-from magicdec.specs import load_engine
+from magicdec.perfmodel.acceptance import constant_profile
+from magicdec.perfmodel.intervals import engine_error
+from magicdec.specs.engine import load_engine
 
 GAINS = st.floats(0.5, 2.0)
 

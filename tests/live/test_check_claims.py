@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from magicdec.live import Check, lines_of
-from magicdec.live.check import AskedLoad, check_command
-from magicdec.specs import read_serve_command
+from magicdec.live.check import AskedLoad, Check, check_command
+from magicdec.live.check_text import lines_of
+from magicdec.specs.serve_command import read_serve_command
 from tests.claims import claimed, idle, moved_by, unclaimed, unfounded
 
 CLAIMS = {

@@ -17,12 +17,9 @@ from magicdec.errors import ConfigError
 from magicdec.live import check, check_text, settings
 from magicdec.live.check import AskedLoad, Check
 from magicdec.live.settings import Change
-from magicdec.schema import Gain
-from magicdec.specs import (
-    ServeCommand,
-    load_model_spec,
-    read_serve_command,
-)
+from magicdec.schema.row import Gain
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.serve_command import ServeCommand, read_serve_command
 from tests.perfmodel.cases import case_of, found_of
 
 NAME = "meta-llama/Llama-3.1-8B-Instruct"
@@ -326,7 +323,7 @@ def test_a_setting_costs_what_the_server_gains_without_it(one: str, other: str) 
     alone = served_of(draft="none")
     served = served_of(draft="eagle3", gamma=2, acceptance_rate=0.7)
 
-    def as_set(*options: str) -> settings.Costs:
+    def as_set(*options: str) -> settings.SettingCosts:
         config: dict[str, Any] = {"method": "eagle3", "model": "a/b", "num_speculative_tokens": 2}  # fmt: skip
         if "eager drafter" in options:
             config["enforce_eager"] = True

@@ -18,8 +18,8 @@ from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.rate.requests import alike
 from magicdec.perfmodel.rate.simulate import Server, simulate
 from magicdec.perfmodel.variations import priced
-from magicdec.schema import load_plan
 from magicdec.schema.gamma_table import TableGamma
+from magicdec.schema.plan import load_plan
 from magicdec.specs.speculation import AUTOREGRESSIVE
 
 ASKED = "--model llama-3.1-8b --hardware h100 --context 1024 --batch 4 --tp 1 --draft eagle3"

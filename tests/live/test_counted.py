@@ -27,11 +27,8 @@ from magicdec.live.observation import (
     parse_draft,
 )
 from magicdec.live.show import View
-from magicdec.specs import (
-    Speculation,
-    load_model_spec,
-    read_serve_command,
-)
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.serve_command import Speculation, read_serve_command
 from tests.perfmodel.cases import found_of
 
 TARGET = Target(series=VLLM, model="m")

@@ -348,7 +348,7 @@ def test_drafts_of_a_run_are_counted_or_follow_from_tokens_per_step(
     }
     if stated:
         numbers |= {"drafts": 200.0, "draft_tokens": 1200.0}
-    run = load_results.Run(numbers=numbers, by_position={1: 0.3, 0: 0.6, 2: 0.5})
+    run = load_results.LoadRun(numbers=numbers, by_position={1: 0.3, 0: 0.6, 2: 0.5})
     reading = load_results.reading_of(run)
     assert reading is not None
     counts = reading.counts
@@ -479,14 +479,14 @@ def test_counts_that_no_engine_has_are_refused(
 def test_a_number_is_known_by_any_of_its_names_and_units(
     name: str, value: float, key: str | None, seconds: float
 ) -> None:
-    result = load_results.Run()
+    result = load_results.LoadRun()
     result.add(name, value)
     expected = {} if key is None else {key: pytest.approx(seconds)}
     assert result.numbers == expected
     result.add(name, value * 2)
     assert result.numbers == expected  # the first one counts
     for nothing in (None, -1.0, math.nan, math.inf):
-        empty = load_results.Run()
+        empty = load_results.LoadRun()
         empty.add(name, nothing)
         assert empty.numbers == {}
 
@@ -499,7 +499,7 @@ def test_a_run_is_of_the_requests_that_it_sent(
     requests: float, output_len: int, input_len: float, tpot_ms: float, ttft_ms: float, seconds: float, says: str
 ) -> None:  # fmt: skip
     """The batch is the time that all requests decoded over the run's; a time per token follows from a latency too."""
-    result = load_results.Run()
+    result = load_results.LoadRun()
     result.add("successful requests", requests)
     result.add("input sequence length", input_len)
     result.add("output sequence length", float(output_len))
@@ -526,7 +526,7 @@ def test_a_run_is_of_the_requests_that_it_sent(
 
 def test_a_speed_alone_gives_the_time_or_the_tokens() -> None:
     def reading_of(**numbers: float) -> Reading | None:
-        return load_results.reading_of(load_results.Run(numbers=numbers))
+        return load_results.reading_of(load_results.LoadRun(numbers=numbers))
 
     timed = reading_of(speed=50.0, output_tokens=100.0, tpot=0.02, requests=10.0)
     assert timed is not None

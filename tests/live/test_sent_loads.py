@@ -15,13 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError, ServerError
-from magicdec.live import (
-    benchmark_results,
-    calibration,
-    cost_check,
-    drive,
-    metrics,
-)
+from magicdec.live import benchmark_results, calibration, cost_check, drive, metrics
 from magicdec.live.benchmark_results import TimedRequest
 from magicdec.live.drive import (
     Measured,
@@ -32,7 +26,7 @@ from magicdec.live.drive import (
 from magicdec.live.http import parse_address
 from magicdec.live.metrics import Scrape
 from magicdec.perfmodel.setup import Setup
-from magicdec.specs import load_model_spec
+from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.speculation import SpeculationSpec
 

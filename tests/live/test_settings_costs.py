@@ -13,8 +13,10 @@ import pytest
 import magicdec
 from magicdec.live.check import AskedLoad, Check, _request, in_order
 from magicdec.live.settings import Change, Served, costs_of
-from magicdec.perfmodel import answered
-from magicdec.specs import load_engine, load_model_spec, read_serve_command
+from magicdec.perfmodel.planner import answered
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import load_engine
+from magicdec.specs.serve_command import read_serve_command
 
 MODEL = "Qwen/Qwen3-8B"
 PLAIN = f"vllm serve {MODEL}"

@@ -14,8 +14,8 @@ from magicdec.perfmodel.plan.request import (
     resolve,
 )
 from magicdec.perfmodel.plan.search import SearchResult, best_autoregressive, search
-from magicdec.schema import NeedsAcceptance
-from magicdec.specs import load_model_spec
+from magicdec.schema.plan import NeedsAcceptance
+from magicdec.specs.catalog import load_model_spec
 
 
 def asked(**fields: Any) -> PlanRequest:

@@ -18,7 +18,7 @@ from magicdec.perfmodel.acceptance.believed import Question, profile_on
 from magicdec.perfmodel.acceptance.fit import MeasuredRates
 from magicdec.perfmodel.acceptance.measured import MeasuredProfile
 from magicdec.perfmodel.acceptance.profile import constant_profile, law_of_rates
-from magicdec.specs import load_model_spec
+from magicdec.specs.catalog import load_model_spec
 
 KNOWN = Question("llama-3.1-8b", "eagle3", 8.0, task="chat", temperature=0.0)
 QUESTIONS = [

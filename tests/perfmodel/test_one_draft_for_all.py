@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from magicdec.api import request_of
-from magicdec.perfmodel import make_plan
-from magicdec.schema import Candidate, Plan
+from magicdec.perfmodel.planner import make_plan
+from magicdec.schema.plan import Plan
+from magicdec.schema.row import Candidate
 
 TEXTS = ("chat", "code", "math", "rag", "summarization")
 MODELS: dict[str, dict[str, Any]] = {

@@ -19,7 +19,10 @@ from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.plan import drafts, request, standing
 from magicdec.perfmodel.plan.request import DeviceGroups, PlanRequest, layouts
-from magicdec.specs import (
+from magicdec.specs.catalog import load_model_spec, models_that_may_draft
+from magicdec.specs.engine import load_engine
+from magicdec.specs.parallel import Parallelism, valid_tp_sizes
+from magicdec.specs.speculation import (
     DRAFT_METHODS,
     HEAD_METHODS,
     LOOKUP_METHODS,
@@ -27,11 +30,6 @@ from magicdec.specs import (
     SELF,
     SPARSE_METHODS,
     HeadSpec,
-    Parallelism,
-    load_engine,
-    load_model_spec,
-    models_that_may_draft,
-    valid_tp_sizes,
 )
 from tests.perfmodel.cases import asked, case_of, drafts_of, ways_of
 

@@ -14,7 +14,7 @@ import pytest
 from magicdec.perfmodel.acceptance.believed import joint_levels
 from magicdec.perfmodel.plan import draws as joint
 from magicdec.perfmodel.plan.draws import Draws, draws_of, normals
-from magicdec.schema import Candidate
+from magicdec.schema.row import Candidate
 from tests.perfmodel.cases import case_of, found_of
 
 QUESTIONS: list[dict[str, Any]] = [

@@ -15,8 +15,8 @@ import pytest
 from magicdec.perfmodel.acceptance.law import LARGEST
 from magicdec.perfmodel.plan import explain as notes
 from magicdec.perfmodel.plan.request import Case, DraftOption
-from magicdec.schema import Candidate
-from magicdec.specs import load_engine
+from magicdec.schema.row import Candidate
+from magicdec.specs.engine import load_engine
 from tests.perfmodel.cases import case_of, found_of
 
 

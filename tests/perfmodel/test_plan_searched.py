@@ -21,8 +21,8 @@ from magicdec.perfmodel.plan import request, rows, search
 from magicdec.perfmodel.plan.request import DEFAULT_BATCH, Case, DraftOption
 from magicdec.perfmodel.plan.search import is_sure_depth
 from magicdec.perfmodel.speedup import Prediction, predict
-from magicdec.schema import Candidate
-from magicdec.specs import RequestShape, WorkloadSpec
+from magicdec.schema.row import Candidate
+from magicdec.specs.workload import RequestShape, WorkloadSpec
 from tests.perfmodel.cases import case_of, found_of, ways_of
 
 MIX = WorkloadSpec(

@@ -26,8 +26,10 @@ from magicdec.perfmodel.planner import Answer, best_of_layouts
 from magicdec.perfmodel.serving import whole_requests
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import Prediction, predict
-from magicdec.schema import Candidate, NeedsAcceptance, verdict_of
-from magicdec.specs import SELF, load_model_spec
+from magicdec.schema.plan import NeedsAcceptance
+from magicdec.schema.row import Candidate, verdict_of
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.speculation import SELF
 from magicdec.tasks import TASKS, WEIGHTS
 from tests.perfmodel.cases import asked, case_of, drafts_of, found_of, ways_of
 

@@ -9,7 +9,9 @@ import pytest
 
 import magicdec
 from magicdec.perfmodel.plan.choice import preferred
-from magicdec.schema import Candidate, LaneEvidence, Plan
+from magicdec.schema.evidence import LaneEvidence
+from magicdec.schema.plan import Plan
+from magicdec.schema.row import Candidate
 from magicdec.tasks import TASKS, WEIGHTS
 
 QUESTION: dict[str, Any] = {

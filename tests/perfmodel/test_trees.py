@@ -6,7 +6,8 @@ import pytest
 from scipy.optimize import brentq
 
 from magicdec.counts import constant_rate
-from magicdec.perfmodel import PlanRequest, make_plan
+from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.planner import make_plan
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms
 from magicdec.perfmodel.trees import EQUAL_ROWS_ERROR, tree_tokens

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from magicdec.specs import PathOptions, StepPath, load_engine
+from magicdec.specs.engine import load_engine
+from magicdec.specs.engine_path import PathOptions, StepPath
 
 VLLM = load_engine("vllm")
 

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError
-from magicdec.specs import ServeCommand, read_serve_command
+from magicdec.specs.serve_command import ServeCommand, read_serve_command
 from magicdec.specs.serve_command.options import names_of
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "serve_commands.toml"

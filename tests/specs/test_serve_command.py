@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.specs import TreeSpec
 from magicdec.specs.serve_command import OPTIONS, Speculation, read_serve_command
+from magicdec.specs.speculation import TreeSpec
 
 EAGLE = '{"method": "eagle3", "model": "yuhuili/EAGLE3", "num_speculative_tokens": 5}'
 COMPOSE = """\

@@ -54,11 +54,8 @@ from magicdec.perfmodel.acceptance.profile import (
     RateProfile,
     constant_profile,
 )
-from magicdec.specs import (
-    SPARSE_METHODS,
-    ModelSpec,
-    draft_model_name,
-)
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.speculation import SPARSE_METHODS, draft_model_name
 from magicdec.tasks import TASKS, shares_of
 from magicdec.units import GIGA, format_count
 

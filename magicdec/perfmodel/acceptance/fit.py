@@ -23,7 +23,7 @@ from magicdec.counts import Array, Counts, rate_and_error
 from magicdec.errors import ConfigError
 from magicdec.fitting import Free, Solution, solve
 from magicdec.perfmodel.acceptance.law import Law, LawError
-from magicdec.specs import DraftMethod
+from magicdec.specs.speculation import DraftMethod
 
 FREE = {
     "rejection": Free(prior=0.2, spread=3.0, limits=(math.exp(-16.0), 1.0)),

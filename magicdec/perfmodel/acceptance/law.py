@@ -44,7 +44,7 @@ import numpy as np
 
 from magicdec.counts import Array, survival
 from magicdec.errors import ConfigError
-from magicdec.specs import MAX_GAMMA
+from magicdec.specs.speculation import MAX_GAMMA
 
 MAX_POSITIONS = 64
 

@@ -50,7 +50,7 @@ from magicdec.perfmodel.acceptance.profile import (
     shifted,
     with_shifts,
 )
-from magicdec.specs import LOOKUP_METHODS
+from magicdec.specs.speculation import LOOKUP_METHODS
 
 LEAST_TRIALS = 1.0
 """Trials that the law counts for at least."""

@@ -28,7 +28,7 @@ from magicdec.perfmodel.acceptance.law import (
     mean_tokens,
     rejected_before,
 )
-from magicdec.specs import HEAD_METHODS, LOOKUP_METHODS
+from magicdec.specs.speculation import HEAD_METHODS, LOOKUP_METHODS
 
 SCHEMA_VERSION = 1
 

@@ -10,14 +10,12 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.perfmodel.kernels.op import ForwardTime, Op, fixed
 from magicdec.perfmodel.setup import ModelSetup, Setup
-from magicdec.specs import (
-    EngineDraft,
-    EngineProfile,
-    ModelSpec,
-    Parallelism,
-    Precision,
-    StepPath,
-)
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.engine_path import StepPath
+from magicdec.specs.engine_tables import EngineDraft
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.parallel import Parallelism
+from magicdec.specs.precision import Precision
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):

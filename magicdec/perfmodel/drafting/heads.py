@@ -15,15 +15,11 @@ from magicdec.perfmodel.forward import size
 from magicdec.perfmodel.kernels.gemm import linear
 from magicdec.perfmodel.kernels.op import ForwardTime, Op, fixed, merged
 from magicdec.perfmodel.setup import Setup, slots_of
-from magicdec.specs import (
-    MLP,
-    PUBLISHED_HEADS,
-    Attention,
-    HeadSpec,
-    Layer,
-    ModelSpec,
-    Precision,
-)
+from magicdec.specs.layers import MLP, Layer
+from magicdec.specs.mixers import Attention
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import PUBLISHED_HEADS, HeadSpec
 
 
 class HeadDraft(SeparateNetwork, frozen=True):

@@ -36,7 +36,8 @@ from magicdec.perfmodel.kernels.op import (
 )
 from magicdec.perfmodel.setup import Setup, slots_of
 from magicdec.perfmodel.vocabulary import sampling_ops
-from magicdec.specs import ModelSpec, Parallelism, valid_tp_sizes
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.parallel import Parallelism, valid_tp_sizes
 
 TOKEN_BYTES = 8.0
 

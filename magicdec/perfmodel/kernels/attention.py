@@ -38,7 +38,8 @@ from magicdec.perfmodel.kernels.base import (
 )
 from magicdec.perfmodel.kernels.gemm import cache_parameters
 from magicdec.perfmodel.kernels.op import Cost, Op, OpTime, Where, operation
-from magicdec.specs import WEIGHT_ONLY, Device, EngineProfile, bytes_per_element
+from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
+from magicdec.specs.engine import EngineProfile
 
 KvReads = Literal["per_sequence", "per_query"]
 AttentionKernel = Literal["measured", "split"]

@@ -29,7 +29,7 @@ from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.fitting import Free, solve
 from magicdec.perfmodel.kernels.op import Basis, OpTime, Source
-from magicdec.specs import LIMITS, Device, Spec
+from magicdec.specs.device import LIMITS, Device, Spec
 
 Columns = Mapping[str, Array]
 WorkingSet = Any

@@ -27,7 +27,7 @@ from magicdec.perfmodel.kernels.base import (
 )
 from magicdec.perfmodel.kernels.gemm import linear, matrix_dtype
 from magicdec.perfmodel.kernels.op import Op, OpTime, Where, operation, total
-from magicdec.specs import WEIGHT_ONLY, Device, bytes_per_element
+from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
 
 FULL_ROWS = 16.0
 """Tokens per expert from which the fullest expert is what the others wait for."""

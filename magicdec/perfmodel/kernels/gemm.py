@@ -32,13 +32,9 @@ from magicdec.perfmodel.kernels.base import (
     with_fit,
 )
 from magicdec.perfmodel.kernels.op import Basis, Cost, Op, OpTime, Where, operation
-from magicdec.specs import (
-    WEIGHT_ONLY,
-    Device,
-    EngineProfile,
-    Precision,
-    bytes_per_element,
-)
+from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.precision import Precision
 
 TILES = np.array(
     [(64.0, 64.0), (64.0, 128.0), (128.0, 128.0), (128.0, 256.0), (256.0, 128.0)]

@@ -39,7 +39,7 @@ from magicdec.perfmodel.kernels.base import (
     waves,
 )
 from magicdec.perfmodel.kernels.op import Cost, Op, OpTime, Where, operation
-from magicdec.specs import Device
+from magicdec.specs.device import Device
 
 
 class Latents(NamedTuple):

@@ -46,7 +46,7 @@ from magicdec.perfmodel.kernels.base import (
     with_fit,
 )
 from magicdec.perfmodel.kernels.op import Cost, Op, Where, fixed
-from magicdec.specs import Device
+from magicdec.specs.device import Device
 from magicdec.units import KIB, MIB
 
 FEW_RANKS = 4

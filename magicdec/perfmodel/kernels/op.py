@@ -16,7 +16,9 @@ import msgspec
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.specs import Device, EngineProfile, Precision
+from magicdec.specs.device import Device
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.precision import Precision
 
 FP32_BYTES = 4.0
 REACHED_BANDWIDTH = 0.95

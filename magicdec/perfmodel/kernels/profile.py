@@ -35,7 +35,7 @@ from magicdec.perfmodel.kernels.latents import (
 )
 from magicdec.perfmodel.kernels.links import AllReduceCurve, ExchangeCurve
 from magicdec.perfmodel.kernels.recurrence import LinearCurve, LinearPrefillCurve
-from magicdec.specs import DTYPE_BYTES, HARDWARE_DIRECTORY, Device
+from magicdec.specs.device import DTYPE_BYTES, HARDWARE_DIRECTORY, Device
 
 DATASHEETS = HARDWARE_DIRECTORY / "datasheet"
 """Devices of which nothing was measured."""

@@ -25,7 +25,7 @@ from magicdec.perfmodel.kernels.base import (
 )
 from magicdec.perfmodel.kernels.gemm import ElementwiseCurve, Stream
 from magicdec.perfmodel.kernels.op import FP32_BYTES, Cost, Op, OpTime, Where, operation
-from magicdec.specs import Device
+from magicdec.specs.device import Device
 
 CHUNK_TOKENS = 64
 STATE_ROW, CONV_KERNEL = 128.0, 4.0

@@ -40,7 +40,9 @@ from magicdec.perfmodel.plan.search import (
 )
 from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.perfmodel.trees import tokens_of_tree
-from magicdec.schema import Candidate, LaneEvidence, Outcome
+from magicdec.schema.evidence import LaneEvidence
+from magicdec.schema.plan import Outcome
+from magicdec.schema.row import Candidate
 from magicdec.tasks import TASKS, WEIGHTS
 
 EXTRA_PACKAGES = {"suffix": "arctic-inference"}

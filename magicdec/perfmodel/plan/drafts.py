@@ -31,8 +31,18 @@ from magicdec.perfmodel.plan.standing import (
     packages_of,
     standing,
 )
-from magicdec.schema import NeedsAcceptance
-from magicdec.specs import (
+from magicdec.schema.plan import NeedsAcceptance
+from magicdec.specs.catalog import (
+    is_model,
+    load_model_spec,
+    model_names,
+    models_that_may_draft,
+)
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.names import catalog_name
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import (
     DRAFT_METHODS,
     HEAD_METHODS,
     LOOKUP_METHODS,
@@ -41,18 +51,10 @@ from magicdec.specs import (
     SELF,
     SPARSE_METHODS,
     DraftMethod,
-    EngineProfile,
     HeadSpec,
-    ModelSpec,
-    Precision,
     budget_at,
-    catalog_name,
     draft_model_name,
-    is_model,
     load_head,
-    load_model_spec,
-    model_names,
-    models_that_may_draft,
 )
 from magicdec.tasks import shares_of
 

@@ -35,7 +35,7 @@ from magicdec.perfmodel.lanes import evidence_of
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.search import DraftRows, same_configuration
 from magicdec.perfmodel.speedup import Prediction
-from magicdec.schema import Candidate
+from magicdec.schema.row import Candidate
 
 NUM_PAIRS = 128
 """Draws, each with its mirror image."""

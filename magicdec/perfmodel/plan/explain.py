@@ -1,4 +1,4 @@
-"""What a plan says of its choice: notes to read before relying on it, the gain on each text that a server
+"""Explanations of a plan's choice: notes to read before relying on it, the gain on each text that a server
 may meet, and what would tell more."""
 
 from __future__ import annotations
@@ -47,22 +47,15 @@ from magicdec.perfmodel.plan.search import formats_that_fit
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.trees import TREES_LOSE
-from magicdec.schema import (
-    NO_GAIN,
-    Candidate,
-    CaseAnswer,
-    Gain,
-    NeedsAcceptance,
-    OfTask,
-    Outlook,
-)
-from magicdec.specs import (
+from magicdec.schema.plan import CaseAnswer, NeedsAcceptance, OfTask, Outlook
+from magicdec.schema.row import NO_GAIN, Candidate, Gain
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.speculation import (
     HEAD_METHODS,
     LOOKUP_METHODS,
     SELF,
     SPARSE_METHODS,
     draft_model_name,
-    load_model_spec,
 )
 from magicdec.tasks import TASKS, WEIGHTS
 from magicdec.units import GIGA, MILLI, format_percent, format_seconds

@@ -18,29 +18,33 @@ from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.kernels.profile import HardwareProfile, counted, load_hardware
 from magicdec.perfmodel.setup import Cached, Setup, precision_of
 from magicdec.perfmodel.trees import MAX_TREE
-from magicdec.schema import Candidate, Request, check_fields
-from magicdec.specs import (
+from magicdec.schema.request import Request, check_fields
+from magicdec.schema.row import Candidate
+from magicdec.specs.engine import (
     DEFAULT_CPU_ENGINE,
     DEFAULT_ENGINE,
-    MAX_GAMMA,
-    PROFILE_DTYPES,
-    TENSOR_PARALLEL,
-    DraftMethod,
     EngineProfile,
-    HeadSpec,
-    ModelSpec,
+    load_engine,
+)
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.parallel import (
+    TENSOR_PARALLEL,
     Parallelism,
-    Precision,
-    SamplingSpec,
-    SpeculationSpec,
-    TreeSpec,
-    WorkloadSpec,
     check_tp,
     largest_tp_at_most,
-    load_engine,
     spread_for,
     valid_tp_sizes,
 )
+from magicdec.specs.precision import PROFILE_DTYPES, Precision
+from magicdec.specs.speculation import (
+    MAX_GAMMA,
+    DraftMethod,
+    HeadSpec,
+    SamplingSpec,
+    SpeculationSpec,
+    TreeSpec,
+)
+from magicdec.specs.workload import WorkloadSpec
 from magicdec.units import GIGA
 
 

@@ -30,7 +30,7 @@ from magicdec.perfmodel.plan.standing import is_named, published_head
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Points, Setup, budgets_of, microbatch
 from magicdec.perfmodel.speedup import BoolArray, Prediction
-from magicdec.schema import (
+from magicdec.schema.row import (
     NO_DRAFT,
     PLUGIN,
     ByAcceptance,

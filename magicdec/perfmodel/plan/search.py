@@ -24,8 +24,12 @@ from magicdec.perfmodel.plan.request import DEFAULT_BATCH, Case, DraftOption
 from magicdec.perfmodel.plan.rows import Users, candidates
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import BoolArray, Prediction, predict
-from magicdec.schema import MAX_BATCH, Candidate, LaneEvidence
-from magicdec.specs import Precision, bytes_per_element, valid_tp_sizes
+from magicdec.schema.evidence import LaneEvidence
+from magicdec.schema.request import MAX_BATCH
+from magicdec.schema.row import Candidate
+from magicdec.specs.device import bytes_per_element
+from magicdec.specs.parallel import valid_tp_sizes
+from magicdec.specs.precision import Precision
 
 NEARLY_AS_MANY = 0.75
 """Share of the sequences without a draft that a draft must leave room for to set the batch."""

@@ -15,25 +15,23 @@ from magicdec.errors import either
 from magicdec.naming import method_name
 from magicdec.perfmodel.acceptance.belief import plain_model
 from magicdec.perfmodel.acceptance.believed import known_checkpoints
-from magicdec.specs import (
+from magicdec.specs.catalog import load_model_spec, models_that_may_draft
+from magicdec.specs.engine import (
+    EngineProfile,
+    engine_names,
+    engines_that_run,
+    load_engine,
+)
+from magicdec.specs.heads import HeadFacts, facts_of, facts_of_configuration, heads_of
+from magicdec.specs.hub import is_hub_name
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.speculation import (
     HEAD_METHODS,
     PUBLISHED_HEADS,
     SELF,
     DraftMethod,
-    EngineProfile,
-    HeadFacts,
     HeadSpec,
-    ModelSpec,
     draft_kind,
-    engine_names,
-    engines_that_run,
-    facts_of,
-    facts_of_configuration,
-    heads_of,
-    is_hub_name,
-    load_engine,
-    load_model_spec,
-    models_that_may_draft,
 )
 
 UNSAID_MODULES = ("qwen3_next",)

@@ -31,16 +31,15 @@ from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import BoolArray, Prediction, predict
 from magicdec.perfmodel.step import idle_step_s
-from magicdec.schema import (
-    Candidate,
+from magicdec.schema.plan import (
     Ceilings,
     GammaTable,
     KernelTime,
     Limit,
     MemoryUse,
     Operation,
-    verdict_of,
 )
+from magicdec.schema.row import Candidate, verdict_of
 from magicdec.units import INTERVAL_ENDS
 
 NUM_BREAK_EVEN_CONTEXTS = 65

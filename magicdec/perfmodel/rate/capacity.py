@@ -38,14 +38,8 @@ from magicdec.perfmodel.rate.trials import RATIO, Trial
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
 from magicdec.progress import Progress, Stages, StepMessage
-from magicdec.schema import (
-    Moment,
-    Percentiles,
-    Reason,
-    Traffic,
-    TrafficLoad,
-)
-from magicdec.specs import ModelSpec
+from magicdec.schema.plan import Moment, Percentiles, Reason, Traffic, TrafficLoad
+from magicdec.specs.model import ModelSpec
 from magicdec.units import MEGA, SECONDS_PER_HOUR, format_percent, format_seconds
 
 MOST_DEVICES = 4096

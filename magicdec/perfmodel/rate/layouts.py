@@ -29,8 +29,11 @@ from magicdec.perfmodel.plan.tables import follows_table, gamma_table
 from magicdec.perfmodel.rate.load import Load
 from magicdec.perfmodel.rate.requests import Requests
 from magicdec.perfmodel.rate.simulate import Server
-from magicdec.schema import Candidate, GammaTable, TableGamma
-from magicdec.specs import EngineProfile, ModelSpec
+from magicdec.schema.gamma_table import TableGamma
+from magicdec.schema.plan import GammaTable
+from magicdec.schema.row import Candidate
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.model import ModelSpec
 
 MOST_DRAFTS = 3
 """Drafts that are simulated at each tp size, by the analytic answer's order."""

@@ -30,7 +30,8 @@ from magicdec.perfmodel.rate.requests import (
     read_requests,
 )
 from magicdec.perfmodel.rate.simulate import SimulatedTimes
-from magicdec.specs import ModelSpec, RequestShape, WorkloadSpec
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.workload import RequestShape, WorkloadSpec
 
 LATENCY_LIMITS = ("ttft_limit_s", "tpot_limit_s", "ttft_p95_s", "tpot_p95_s")
 MIN_REQUESTS = 500

@@ -31,7 +31,7 @@ from magicdec.counts import Array
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.rate.costs import Costs, Drafts
 from magicdec.perfmodel.rate.requests import Requests, Whole
-from magicdec.schema import TableGamma
+from magicdec.schema.gamma_table import TableGamma
 
 MOST_DRAWN = 256
 """Steps that are drawn at once."""

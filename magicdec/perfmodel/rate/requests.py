@@ -29,7 +29,7 @@ import numpy.typing as npt
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.files import PROFILE_LIMIT_BYTES, decode_json, read_text
-from magicdec.specs import MAX_TOKENS, WorkloadSpec
+from magicdec.specs.workload import MAX_TOKENS, WorkloadSpec
 from magicdec.units import MILLI
 
 Whole = npt.NDArray[np.int64]

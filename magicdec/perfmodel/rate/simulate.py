@@ -29,8 +29,8 @@ from magicdec.perfmodel.rate.replica import Limits, PassLimit, Replica
 from magicdec.perfmodel.rate.requests import Requests
 from magicdec.perfmodel.setup import Cached, Points, Setup
 from magicdec.perfmodel.speedup import predict
-from magicdec.schema import TableGamma
-from magicdec.specs import AUTOREGRESSIVE
+from magicdec.schema.gamma_table import TableGamma
+from magicdec.specs.speculation import AUTOREGRESSIVE
 
 OVERLOAD = 0.05
 WARM_UP = 0.1

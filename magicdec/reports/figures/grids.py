@@ -24,12 +24,9 @@ from magicdec.reports.figures.chart import (
 )
 from magicdec.reports.tables import BATCH, CONTEXT, GAMMA_COLUMN, SPEEDUP, Column
 from magicdec.reports.text import GAMMA, compact_tokens, percent, thousands
-from magicdec.schema import (
-    Record,
-    TrafficLoad,
-    Verdict,
-    verdict_of,
-)
+from magicdec.schema.plan import TrafficLoad
+from magicdec.schema.record import Record
+from magicdec.schema.row import Verdict, verdict_of
 from magicdec.units import MILLI, format_count, format_number
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from magicdec.reports.figures.chart import (
 )
 from magicdec.reports.tables import Column, label_of
 from magicdec.reports.text import GAMMA, percent
-from magicdec.schema import Pair, Record, is_paired, summarise
+from magicdec.schema.comparison import Pair, is_paired, summarise
+from magicdec.schema.record import Record
 from magicdec.units import INTERVAL
 
 if TYPE_CHECKING:

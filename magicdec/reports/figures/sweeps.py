@@ -20,7 +20,8 @@ from magicdec.reports.figures.chart import (
 )
 from magicdec.reports.tables import BUDGET, GAMMA_COLUMN, Column, Value
 from magicdec.reports.text import GAMMA_IS
-from magicdec.schema import Record, is_paired
+from magicdec.schema.comparison import is_paired
+from magicdec.schema.record import Record
 from magicdec.units import INTERVAL
 
 if TYPE_CHECKING:

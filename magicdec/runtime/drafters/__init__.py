@@ -25,7 +25,7 @@ from magicdec.runtime.drafters.self_draft import (
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.heads.chain import Head
 from magicdec.runtime.transformer import Transformer
-from magicdec.specs import HEAD_METHODS, SpeculationSpec
+from magicdec.specs.speculation import HEAD_METHODS, SpeculationSpec
 
 Make = Callable[[Engine, SpeculationSpec, Transformer], Drafter]
 SELF_DRAFTERS: dict[str, Make] = {

@@ -27,7 +27,7 @@ from magicdec.runtime.sampling import (
     token_probabilities,
 )
 from magicdec.runtime.transformer import Taps, Transformer
-from magicdec.specs import SamplingSpec
+from magicdec.specs.speculation import SamplingSpec
 
 
 class Drafter(ABC):

@@ -30,7 +30,7 @@ from magicdec.runtime.kv_cache import KVCache, keys_and_values
 from magicdec.runtime.prefill import PromptPart
 from magicdec.runtime.sampling import Proposal, VerifiedBlock
 from magicdec.runtime.transformer import Transformer
-from magicdec.specs import SpeculationSpec, check_gamma
+from magicdec.specs.speculation import SpeculationSpec, check_gamma
 
 
 class ModelDrafter(Drafter):

@@ -45,7 +45,7 @@ from magicdec.runtime.mixers import AttentionPass
 from magicdec.runtime.prefill import PrefillPass, PromptPart, joined
 from magicdec.runtime.sampling import Proposal, VerifiedBlock
 from magicdec.runtime.transformer import Taps
-from magicdec.specs import SpeculationSpec
+from magicdec.specs.speculation import SpeculationSpec
 
 NOISE_SEED = 1
 NOT_FOLLOWED = -1

@@ -38,7 +38,7 @@ from magicdec.runtime.kernels import Visible
 from magicdec.runtime.kv_cache import KVCache
 from magicdec.runtime.sampling import Proposal, VerifiedBlock
 from magicdec.runtime.transformer import Transformer
-from magicdec.specs import SpeculationSpec, check_gamma
+from magicdec.specs.speculation import SpeculationSpec, check_gamma
 
 PROBE_TOKENS = 4
 """Observed tokens per pass: about a verification's, so scores need no more memory than it does."""

@@ -34,9 +34,10 @@ from magicdec.runtime.layers import (
 )
 from magicdec.runtime.mixers import GroupedAttention, RotaryEmbedding
 from magicdec.runtime.transformer import Transformer, TransformerLayer
-from magicdec.specs import MLP as MLPSpec
-from magicdec.specs import DraftMethod, check_tp
-from magicdec.specs import Layer as LayerSpec
+from magicdec.specs.layers import MLP as MLPSpec
+from magicdec.specs.layers import Layer as LayerSpec
+from magicdec.specs.parallel import check_tp
+from magicdec.specs.speculation import DraftMethod
 
 OF_THE_VERIFIER = ("verifier_lm_head.", "verifier_norm.", "confidence_head.")
 """Tensors that a head's checkpoint may hold and drafting does not read: the target's own, of

@@ -23,14 +23,13 @@ from magicdec.errors import CheckpointError, ConfigError
 from magicdec.files import converted, read_json
 from magicdec.naming import METHODS
 from magicdec.runtime.transformer import NORMED
-from magicdec.specs import (
+from magicdec.specs.hf_config import model_from_hf_config
+from magicdec.specs.model import ModelSpec, why_not_run
+from magicdec.specs.speculation import (
     HEAD_METHODS,
     DraftMethod,
-    ModelSpec,
     SpeculationSpec,
     head_method,
-    model_from_hf_config,
-    why_not_run,
 )
 
 Size = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from magicdec.errors import ConfigError
-from magicdec.schema import TableGamma
+from magicdec.schema.gamma_table import TableGamma
 from magicdec.specs.vllm_plugin import DRAFT_CLASS, read_settings
 from magicdec_vllm.pages import memory_of_cache
 

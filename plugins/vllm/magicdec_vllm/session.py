@@ -28,16 +28,11 @@ from magicdec.counts import Counts
 from magicdec.errors import ConfigError
 from magicdec.measure.configuration import BenchmarkRequest, check_request
 from magicdec.measure.repetitions import PairedRun, prompts_of
-from magicdec.schema import TableGamma
-from magicdec.specs import (
-    AUTOREGRESSIVE,
-    PROFILE_DTYPES,
-    SamplingSpec,
-    SpeculationSpec,
-    bytes_per_element,
-    checkpoint_directory,
-    load_model_spec,
-)
+from magicdec.schema.gamma_table import TableGamma
+from magicdec.specs.catalog import checkpoint_directory, load_model_spec
+from magicdec.specs.device import bytes_per_element
+from magicdec.specs.precision import PROFILE_DTYPES
+from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.specs.vllm_plugin import CONFIG_KEY, DRAFT_CLASS, DraftSettings
 from magicdec.units import GIB
 
