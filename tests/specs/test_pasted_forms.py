@@ -60,8 +60,8 @@ def test_public_commands_are_read_whole(found: dict[str, Any]) -> None:
 
 
 WRAPPINGS = {
-    "w01_subshell.sh": 2,
-    "w02_pipe.sh": 2,
+    "w01_subshell.sh": r"\$TP is set in a subshell \(line 2\): --set TP=4",
+    "w02_pipe.sh": r"\$TP is set in a pipe \(line 2\): --set TP=4",
     "w03_prefix.sh": 2,
     "w04_function_local.sh": 2,
     "w05_unset.sh": r"\$TP is set by 'unset' \(line 2\): --set TP=4",
@@ -276,7 +276,7 @@ def test_there_are_thirty_with_their_sources() -> None:
         "import os\nfrom vllm import AsyncEngineArgs\nn = int(os.environ.get('TP', 2))\n"
         "AsyncEngineArgs(model='m', tensor_parallel_size=n)\n",
         "import subprocess\nsubprocess.run(['vllm', 'serve', 'm', f'-tp={2}'])\n",
-        "from vllm import LLM\nkw = dict(model='m')\nkw['tensor_parallel_size'] = 2\nLLM(**kw)\n",
+        "from vllm import LLM\nkw = dict(model='m', tensor_parallel_size=2)\nLLM(**kw)\n",
         "services:\n  s:\n    image: vllm/vllm-openai\n    environment: [TP=2]\n"
         "    entrypoint: [bash, -c]\n    command: ['vllm serve m -tp $$TP']\n",
         "services:\n  s:\n    image: vllm/vllm-openai\n    command: --model m -tp ${A:-${B:-2}}\n",
@@ -343,6 +343,18 @@ def test_each_wrapping_gives_the_same_server(text: str) -> None:
         (
             "from vllm import LLM\ndef f(n=2):\n    LLM('m', tensor_parallel_size=n)\n",
             r"\$n is an argument of f \(line 2\)",
+        ),
+        (
+            "from vllm import LLM\nn = 2\nn *= 2\nLLM('m', tensor_parallel_size=n)\n",
+            r"\$n is not plainly set \(line 3\): --set n=4",
+        ),
+        (
+            "from vllm import LLM\nkw = {}\nkw['model'] = 'm'\nLLM('m', **kw)\n",
+            r"\$kw is not plainly set \(line 3\)",
+        ),
+        (
+            'CMD="vllm serve m"\nif x; then CMD="$CMD -tp 2"; fi\n$CMD',
+            r"\$CMD is set under a condition \(line 2\): --set CMD=",
         ),
         (
             "spec:\n  containers:\n  - command: [vllm, serve, m, -tp=$(TP)]\n"

@@ -1,7 +1,7 @@
 """A server's command line, as `vllm serve`, SGLang's `launch_server` and `trtllm-serve` take it, in
 the wrappings that people paste: a shell's script, a container, YAML, Python.
 
-Readers by form: `shell` (its grammar in `syntax`), `manifest` (YAML), `script` (Python); `start` finds
+Readers by form: `shell` (of `statements`), `manifest` (YAML), `script` (Python); `start` finds
 the server in words, `options` knows each engine's options, `command` makes fields of them. Nothing is
 run. All forms follow plain assignments; a reference whose value is not written stays in the words,
 marked, and `command` asks for those whose value is needed.
@@ -83,6 +83,12 @@ def read_serve_command(
     given = Given(text=text, values=dict(values or {}), folder=folder)
     starts = _starts(given)
     if not starts:
+        given.ask(
+            [
+                given.question(reference, '"vllm serve Qwen/Qwen3-8B"')
+                for reference in given.commands
+            ]
+        )
         raise ConfigError(
             f"no server is started here: give {STARTS}, or a file with one"
         )

@@ -1,9 +1,9 @@
 """Python that starts an engine, by its syntax: `LLM(…)`, `AsyncEngineArgs(…)`, `sgl.Engine(…)`,
 `LLMConfig(…)`, and commands handed to a process.
 
-Nothing is run. Statements are read in their order: plain assignments of constants, f-strings, dict and
-list displays are followed, and of several the last counts. A name that a condition, a loop, a function
-or anything but a plain assignment sets is open, and so is what only a run computes.
+Nothing is run. The module's plain assignments of literals and names are followed, and of several the
+last counts. A name that anything else sets or changes, as a condition, a loop, a function or a method,
+is open in the whole text, and so is what only a run computes.
 """
 
 from __future__ import annotations
@@ -48,22 +48,21 @@ LOOKS = re.compile(
     r"^[ \t]*(?:import|from)\s+\w|^[ \t]*[\w.]*\b(?:LLM|EngineArgs|Engine|LLMConfig)\s*\(",
     re.M,
 )
-MOST_SCRIPT_DEPTH = 60
-MOST_SCRIPT_STEPS = 20_000
-MOST_SCRIPT_VALUE = 50_000
+MOST_VALUE = 50_000
+"""Characters of a value that a name has."""
+MOST_VALUES = 2_000_000
+"""Characters of all values that are set or put in."""
 MOST_PYTHON = 250_000
 ENVIRONMENT = ("os.environ.get", "os.getenv", "getenv", "environ.get")
-CHANGES = (
-    "append",
-    "extend",
-    "update",
-    "insert",
-    "pop",
-    "remove",
-    "clear",
-    "setdefault",
+CHANGES = frozenset(
+    (
+        *("append", "extend", "insert", "pop", "remove", "clear", "sort", "reverse"),
+        *("update", "setdefault", "popitem", "__setitem__"),
+    )
 )
 """Methods that change a list or a dict."""
+SHARES = (ast.Name, ast.List, ast.Tuple, ast.Dict)
+"""Values that may hold a list or a dict of another name."""
 EXITS = ("sys.exit", "exit", "quit", "os._exit")
 CONFIG_METHODS = {
     "Eagle3DecodingConfig": "eagle3",
@@ -78,12 +77,6 @@ CONFIG_METHODS = {
     "PARDDecodingConfig": "pard",
 }
 """TensorRT-LLM's configurations of speculation."""
-BRANCHES = (
-    *(ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Match),
-)
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-BOUND_APART = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
-"""Expressions with names of their own."""
 
 
 def starts_of_python(given: Given) -> list[Start]:
@@ -110,240 +103,137 @@ class _Reader:
     def __init__(self, given: Given) -> None:
         self.given = given
         self.names: dict[str, Any] = {}
+        self.sizes: dict[str, int] = {}
+        """Characters of each name's value; lists of lists can stand for billions."""
         self.open: dict[str, str] = {}
         """Why names are not known."""
-        self.several: set[str] = set()
-        """Names that the module sets to more than one value."""
-        self.shared: dict[str, str] = {}
-        """Names that functions set outside themselves."""
-        self.arguments: dict[str, Any] = {}
-        """Defaults of the command line's options."""
+        self.changed: set[str] = set()
+        """Names, attributes and elements that something changes in place."""
+        self.arguments: dict[str, ast.expr | None] = {}
+        """Defaults of the command line's options; None: there are two."""
         self.modules: dict[str, str] = {}
-        self.functions: list[Function] = []
         self.starts: list[Start] = []
         self.version: str | None = None
-        self.doubt = ""
-        self.prefix = ""
-        """Before names that a class's body sets."""
-        self.steps = 0
+        self.characters = 0
 
     def module(self, tree: ast.Module) -> None:
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                installed = INSTALLED.search(node.value[:200])
-                self.version = installed[1] if installed is not None else self.version
-            elif isinstance(node, ast.Global | ast.Nonlocal):
-                why = f"is set in a function (line {node.lineno})"
-                self.shared |= dict.fromkeys(node.names, why)
-        self._block(tree.body)
+            self._declaration(node)
+        statements = list(_body(tree.body))
+        self._leave_open_what_changes(statements)
+        several = set()
+        for place, statement in enumerate(statements):
+            doubt = _where(statement)
+            if doubt.startswith("in the "):
+                continue
+            self._engines(statement, doubt)
+            for name, value in _assignments(statement):
+                if name in self.names:
+                    several.add(name)
+                self._set(name, self._value(value))
+            if _exits(statement):
+                del statements[place:]
+                break
         if self.starts:
             return
-        for name in self.several:
-            self._leave_open(name, "is set to several values")
-        outer_names = dict(self.names)
-        outer_open = dict(self.open)
-        for function in self.functions:
-            self.names = dict(outer_names)
-            self.open = dict(outer_open)
-            arguments = function.args
-            for argument in (
-                *arguments.posonlyargs,
-                *arguments.args,
-                *arguments.kwonlyargs,
-                *filter(None, (arguments.vararg, arguments.kwarg)),
-            ):
-                why = f"is an argument of {function.name} (line {function.lineno})"
-                self._leave_open(argument.arg, why)
-            for node in ast.walk(function):  # local wherever the function sets it
-                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                    self.names.pop(node.id, None)
-            self.steps += len(self.names) // 100
-            self._block(function.body)
+        for name in several:
+            self.open.setdefault(name, "is set to several values")
+        for statement in statements:
+            self._engines(statement, _where(statement))
 
-    # Statements
-
-    def _block(self, statements: Sequence[ast.stmt]) -> bool:
-        """Reads statements in their order; whether they leave what they stand in."""
-        return any(map(self._statement, statements))
-
-    def _statement(self, node: ast.stmt) -> bool:
-        self.steps += 1
-        if len(self.starts) >= MOST_STARTS:
-            return True
-        line = f"line {node.lineno}"
-        if isinstance(node, Function):
-            self.functions.append(node)
-            self._leave_open(node.name, f"is a function ({line})")
-        elif isinstance(node, ast.ClassDef):
-            outer = self.prefix
-            self.prefix = f"{outer}{node.name}."
-            self._block(node.body)
-            self.prefix = outer
-        elif isinstance(node, ast.If) and _is_main(node.test):
-            return self._block(node.body)
-        elif isinstance(node, ast.With | ast.AsyncWith):
-            for item in node.items:
-                self._expressions(item)
-            return self._block(node.body)
-        elif isinstance(node, BRANCHES):
-            self._uncertain(node, line)
-        else:
-            self._expressions(node)
-            self._simple(node, line)
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-                return _called(node.value) in EXITS
-            return isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue)
-        return False
-
-    def _uncertain(self, node: ast.stmt, line: str) -> None:
-        """Branches and loops: what they set is open outside, and in a loop throughout."""
-        is_loop = isinstance(node, ast.For | ast.AsyncFor | ast.While)
-        why = f"is set {'in a loop' if is_loop else 'under a condition'} ({line})"
-        changed = set(_changed(node))
-        if is_loop:
-            for name in changed:
-                self._leave_open(name, why)
-        outer_names = dict(self.names)
-        outer_open = dict(self.open)
-        self.steps += len(outer_names) // 100
-        outer_doubt = self.doubt
-        if not isinstance(node, ast.For | ast.AsyncFor | ast.Try):
-            self.doubt = f"under a condition ({line})"
-        for _, field in ast.iter_fields(node):
-            if isinstance(field, ast.expr):
-                self._expressions(field)
-            elif isinstance(field, list) and field:
-                for inner in field if not isinstance(field[0], ast.stmt) else [None]:
-                    body = field if inner is None else getattr(inner, "body", [])
-                    self._block(body)
-                    self.names = dict(outer_names)
-                    self.open = dict(outer_open)
-        self.doubt = outer_doubt
-        for name in changed:
-            self._leave_open(name, why)
-
-    def _simple(self, node: ast.stmt, line: str) -> None:
-        """Follows what a simple statement sets."""
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                self._assign(target, node.value)
-        elif isinstance(node, ast.AnnAssign):
-            if node.value is not None:
-                self._assign(node.target, node.value)
-        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            is_sum = isinstance(node.op, ast.Add)
-            self._extend(node.target.id, node.value, line, is_plain=is_sum)
+    def _declaration(self, node: ast.AST) -> None:
+        """An import, a requirement, an option of the command line."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            installed = INSTALLED.search(node.value[:200])
+            self.version = installed[1] if installed is not None else self.version
         elif isinstance(node, ast.ImportFrom | ast.Import):
             for alias in node.names:
                 module = alias.name
                 if isinstance(node, ast.ImportFrom):
                     module = node.module or ""
-                name = alias.asname or alias.name
-                self.modules[name] = module
-                self._leave_open(name, f"is imported ({line})")
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            call = node.value
-            if isinstance(call.func, ast.Attribute):
-                self._mutate(call, call.func, line)
-        else:
-            for name in _changed(node):
-                self._leave_open(name, f"is not plainly set ({line})")
+                self.modules[alias.asname or alias.name] = module
+        elif isinstance(node, ast.Call) and _called(node).endswith(".add_argument"):
+            flag = node.args[-1] if node.args else None
+            for keyword in node.keywords:
+                if isinstance(flag, ast.Constant) and keyword.arg == "default":
+                    name = str(flag.value).lstrip("-").replace("-", "_")
+                    is_second = name in self.arguments
+                    self.arguments[name] = None if is_second else keyword.value
 
-    def _mutate(self, call: ast.Call, function: ast.Attribute, line: str) -> None:
-        """words.append(…), words.extend(…), options.update(…), parser.add_argument(…)."""
-        owner = function.value
-        if function.attr == "add_argument" and call.args:
-            flag = call.args[-1]
-            given = {keyword.arg: keyword.value for keyword in call.keywords}
-            if isinstance(flag, ast.Constant) and "default" in given:
-                name = str(flag.value).lstrip("-").replace("-", "_")
-                self.arguments[name] = self._value(given["default"])
-        elif isinstance(owner, ast.Name) and owner.id in self.names:
-            value: ast.expr = ast.Constant(None)
-            is_plain = len(call.args) == 1 and not call.keywords
-            if is_plain and function.attr == "append":
-                value = ast.List(elts=[call.args[0]], ctx=ast.Load())
-            elif is_plain and function.attr in ("extend", "update"):
-                value = call.args[0]
-            elif function.attr not in CHANGES:
-                return
-            else:
-                is_plain = False
-            self._extend(owner.id, value, line, is_plain=is_plain)
+    # Names
 
-    def _assign(self, target: ast.expr, value: ast.expr) -> None:
-        line = f"line {target.lineno}"
-        if isinstance(target, ast.Name | ast.Attribute):
-            self._set(self.prefix + _written(target), self._value(value))
-        elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-            addition = ast.Dict(keys=[target.slice], values=[value])
-            self._extend(target.value.id, addition, line, is_plain=True)
-        elif (
-            isinstance(target, ast.Tuple | ast.List)
-            and isinstance(value, ast.Tuple | ast.List)
-            and len(target.elts) == len(value.elts)
-        ):
-            values = [self._value(item) for item in value.elts]
-            for item, each in zip(target.elts, values, strict=True):
-                if isinstance(item, ast.Name):
-                    self._set(self.prefix + item.id, each)
-        else:
-            for name in _changed(target):
-                self._leave_open(name, f"is not plainly set ({line})")
+    def _leave_open_what_changes(self, statements: Sequence[ast.stmt]) -> None:
+        """Leaves names open that something but the module's plain assignments sets or changes."""
+        shared: dict[str, set[str]] = {}
+        """Names whose lists and dicts a name may hold."""
+        for statement in statements:
+            line = f"(line {statement.lineno})"
+            where = _where(statement)
+            plain = dict(_assignments(statement))
+            for name, kind in _changes(statement):
+                if kind == "sets" and name in plain:
+                    continue
+                why = f"is set {where}" if where else f"is not plainly set {line}"
+                if kind == "takes":
+                    owner = getattr(statement, "name", "a function")
+                    why = f"is an argument of {owner} {line}"
+                elif kind == "changes":
+                    self.changed.add(name)
+                self.open.setdefault(name, why)
+            for name, value in plain.items():
+                if isinstance(value, SHARES):
+                    inner = [
+                        node.id
+                        for node in ast.walk(value)
+                        if isinstance(node, ast.Name)
+                    ]
+                    shared.setdefault(name, set()).update(inner, plain)
+        changed = list(self.changed)
+        while changed:
+            name = changed.pop()
+            for other in shared.pop(name, ()):
+                self.open.setdefault(other, self.open[name])
+                changed.append(other)
 
     def _set(self, name: str, value: Any) -> None:
-        if name in self.names or name in self.open:
-            self.several.add(name)
         if isinstance(value, str) and MARKED.fullmatch(value):
-            (reference,) = self.given.open_in(value)
-            _, why = self.given.reasons[reference]
+            _, why = self.given.reasons[self.given.open_in(value)[0]]
             if why.startswith("is computed"):
-                self._leave_open(name, why)
-                return
-        self.open.pop(name, None)
+                self.open.setdefault(name, why)
         self.names[name] = value
+        self.sizes[name] = len(str(value))
+        if self.sizes[name] > MOST_VALUE:
+            raise ConfigError(
+                f"a value of the script has more than {MOST_VALUE} characters"
+            )
+        self._count(self.sizes[name])
 
-    def _extend(self, name: str, more: ast.expr, line: str, *, is_plain: bool) -> None:
-        value = self.names.get(name)
-        added = self._value(more) if is_plain else None
-        self.several.add(name)
-        if isinstance(value, list) and isinstance(added, list):
-            value += self._bounded(added)  # other names of the list see it
-            self._bounded(value)
-        elif isinstance(value, dict) and isinstance(added, dict):
-            value |= added
-        elif isinstance(value, str) and isinstance(added, str):
-            self.names[name] = self._bounded(value + added)
-        else:
-            self._leave_open(name, f"is not plainly set ({line})")
+    def _count(self, characters: int) -> None:
+        self.characters += characters + 1
+        if self.characters > MOST_VALUES:
+            raise ConfigError(
+                f"the script's values have more than {MOST_VALUES} characters"
+            )
 
-    def _leave_open(self, name: str, why: str) -> None:
-        self.names.pop(name, None)
-        self.open[name] = why
+    def _lookup(self, name: str, node: ast.expr) -> Any:
+        """A name's value, or the mark of one that is open."""
+        if name in self.given.values:
+            return self.given.values[name]
+        if name in self.names and name not in self.open:
+            self._count(self.sizes[name])
+            return self.names[name]
+        why = f"is set nowhere in this file (line {node.lineno})"
+        return self.given.left_open(f"${name}", self.open.get(name, why))
 
     # Starts
 
-    def _expressions(self, node: ast.AST) -> None:
-        """Engines that a statement's calls make, and the names that its expressions bind."""
-        bound = {}
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.NamedExpr) and isinstance(inner.target, ast.Name):
-                self._leave_open(
-                    inner.target.id, f"is not plainly set (line {inner.lineno})"
-                )
-            elif isinstance(inner, BOUND_APART):
-                for name in _bound(inner):
-                    bound[name] = f"is set in an expression (line {inner.lineno})"
-        outer = dict(self.names) if bound else self.names
-        for name in bound:
-            self.names.pop(name, None)
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Call) and len(self.starts) < MOST_STARTS:
-                start = self._start(inner)
-                if start is not None:
-                    start.doubt = start.doubt or self.doubt
-                    self.starts.append(start)
-        self.names = outer
+    def _engines(self, statement: ast.stmt, doubt: str) -> None:
+        calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+        for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
+            start = self._start(call)
+            if start is not None and len(self.starts) < MOST_STARTS:
+                start.doubt = start.doubt or doubt
+                self.starts.append(start)
 
     def _start(self, call: ast.Call) -> Start | None:
         owner, _, last = _called(call).rpartition(".")
@@ -367,13 +257,7 @@ class _Reader:
     def _keywords(self, call: ast.Call) -> dict[str, Any]:
         options: dict[str, Any] = {}
         for keyword in call.keywords:
-            value = self._value(keyword.value)
-            if keyword.arg is not None:
-                options[keyword.arg] = value
-            elif isinstance(value, Mapping):
-                options |= value
-            else:
-                options[""] = value
+            _put(options, keyword.arg or "", self._value(keyword.value))
         return options
 
     def _process(self, call: ast.Call) -> Start | None:
@@ -382,178 +266,112 @@ class _Reader:
         shell = Shell(self.given, first_line=call.lineno)
         if isinstance(command, list):
             shell.command([text_of(word) for word in command])
-        elif isinstance(command, str) and not command.startswith(OPEN):
+        elif isinstance(command, str) and MARKED.fullmatch(command):
+            shell.command([command])
+        elif isinstance(command, str):
             shell.run(command)
         return shell.starts[0] if shell.starts else None
 
     # Values
 
-    def _value(self, node: ast.expr, depth: int = 0) -> Any:
+    def _value(self, node: ast.expr) -> Any:
         """A value where the text writes it; the mark of an open reference where not."""
-        self._step()
-        if depth > MOST_SCRIPT_DEPTH:
-            return self._computed(node)
         if isinstance(node, ast.Constant):
             value = node.value
             is_long = isinstance(value, int) and value.bit_length() > MOST_BITS
-            return self._computed(node) if is_long else self._bounded(value)
+            return self._computed(node) if is_long else value
         if isinstance(node, ast.Name):
-            return self._named(node.id, node)
+            return self._lookup(node.id, node)
         if isinstance(node, ast.Attribute):
             return self._attribute(node)
         if isinstance(node, ast.List | ast.Tuple):
-            items: list[Any] = []
-            for element in node.elts:
-                if isinstance(element, ast.Starred):
-                    inner = self._value(element.value, depth + 1)
-                    items += inner if isinstance(inner, list) else [inner]
-                else:
-                    items.append(self._value(element, depth + 1))
-            self.steps += len(items)
-            return items
+            return [self._value(item) for item in node.elts]
         if isinstance(node, ast.Dict):
-            return self._dict(node, depth)
+            values: dict[str, Any] = {}
+            for key, item in zip(node.keys, node.values, strict=True):
+                name = "" if key is None else text_of(self._value(key))
+                _put(values, name, self._value(item))
+            return values
         if isinstance(node, ast.JoinedStr):
-            parts = []
+            texts = []
             for part in node.values:
                 inner = part
                 if isinstance(part, ast.FormattedValue) and not part.format_spec:
                     inner = part.value
-                parts.append(text_of(self._value(inner, depth + 1)))
-            return self._bounded("".join(parts))
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            left = self._value(node.left, depth + 1)
-            right = self._value(node.right, depth + 1)
-            if isinstance(left, str) and isinstance(right, str):
-                return self._bounded(left + right)
-            if isinstance(left, list) and isinstance(right, list):
-                return self._bounded(left + right)
+                texts.append(text_of(self._value(inner)))
+            return "".join(texts)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            value = self._value(node.operand, depth + 1)
-            if isinstance(value, int | float):
-                return -value
+            value = self._value(node.operand)
+            return -value if isinstance(value, int | float) else self._computed(node)
         if isinstance(node, ast.Call):
-            return self._call(node, depth)
+            return self._call(node)
         if isinstance(node, ast.Subscript):
-            return self._subscript(node, depth)
+            return self._subscript(node)
         return self._computed(node)
 
-    def _count(self, value: Any) -> None:
-        """Counts what a name stands for: lists of lists can stand for billions."""
-        stack = [value]
-        while stack:
-            inner = stack.pop()
-            self._step()
-            if isinstance(inner, list):
-                stack += inner
-            elif isinstance(inner, dict):
-                stack += inner.values()
-
-    def _step(self) -> None:
-        self.steps += 1
-        if self.steps > MOST_SCRIPT_STEPS:
-            raise ConfigError(
-                f"the script's values take more than {MOST_SCRIPT_STEPS} steps"
-            )
-
-    def _bounded(self, value: Any) -> Any:
-        if isinstance(value, str | list) and len(value) > MOST_SCRIPT_VALUE:
-            raise ConfigError(
-                f"a value of the script has more than {MOST_SCRIPT_VALUE} characters"
-            )
-        return value
-
     def _computed(self, node: ast.expr) -> str:
-        line = getattr(node, "lineno", 0)
-        why = f"is computed when the script runs (line {line})"
+        why = f"is computed when the script runs (line {node.lineno})"
         return self.given.left_open(f"${_written(node)}", why)
 
-    def _named(self, name: str, node: ast.expr) -> Any:
-        if name in self.given.values:
-            return self.given.values[name]
-        if name in self.shared:
-            return self.given.left_open(f"${name}", self.shared[name])
-        if name in self.names:
-            self._count(self.names[name])
-            return self.names[name]
-        why = f"is set nowhere in this file (line {node.lineno})"
-        return self.given.left_open(f"${name}", self.open.get(name, why))
-
     def _attribute(self, node: ast.Attribute) -> Any:
-        written = _written(node)
         if node.attr in self.given.values:
             return self.given.values[node.attr]
-        if written in self.names:
-            self._count(self.names[written])
-            return self.names[written]
-        if node.attr in self.arguments:
-            return self.arguments[node.attr]
-        owner = _written(node.value)
-        is_class = owner.rpartition(".")[2][:1].isupper()
-        if written not in self.open and (is_class or owner == "torch"):
-            return node.attr  # a member of an enumeration
-        why = f"is set nowhere in this file (line {node.lineno})"
-        return self.given.left_open(f"${node.attr}", self.open.get(written, why))
+        default = self.arguments.get(node.attr)
+        if default is not None and _written(node) not in self.open:
+            return self._value(default)
+        if _root(node) in self.modules:
+            return node.attr  # a member of an enumeration, a type
+        return self._lookup(node.attr, node)
 
-    def _dict(self, node: ast.Dict, depth: int) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for key, item in zip(node.keys, node.values, strict=True):
-            value = self._value(item, depth + 1)
-            if key is not None:
-                values[text_of(self._value(key, depth + 1))] = value
-            elif isinstance(value, Mapping):
-                values |= value
-            else:
-                values[""] = value
-        return values
-
-    def _call(self, node: ast.Call, depth: int) -> Any:
+    def _call(self, node: ast.Call) -> Any:
         name = _called(node)
         last = name.rpartition(".")[2]
-        if name in ENVIRONMENT and node.args:
-            return self._environment(node, depth)
-        if name in ("str", "int", "float") and len(node.args) == 1:
-            return self._value(node.args[0], depth + 1)
+        first = node.args[0] if node.args else None
+        if name in ENVIRONMENT and first is not None:
+            return self._environment(self._value(first), node.args[1:], node)
+        if (
+            name in ("str", "int", "float")
+            and first is not None
+            and len(node.args) == 1
+        ):
+            return self._value(first)
         if last in CONFIG_METHODS:
             return self._keywords(node) | {"decoding_type": CONFIG_METHODS[last]}
         if name == "dict" or re.search(r"(?:Config|Args)$", last):
             return self._keywords(node)
-        if last == "dumps" and node.args:
-            return json_of(self._value(node.args[0], depth + 1))
-        if last == "split" and isinstance(node.func, ast.Attribute) and not node.args:
-            text = self._value(node.func.value, depth + 1)
-            if isinstance(text, str) and OPEN not in text:
-                return text.split()
-        if last == "join" and isinstance(node.func, ast.Attribute) and node.args:
-            items = self._value(node.args[0], depth + 1)
-            between: Any = " "
-            if name != "shlex.join":
-                between = self._value(node.func.value, depth + 1)
-            if isinstance(items, list) and isinstance(between, str):
-                return self._bounded(between.join(map(text_of, items)))
+        if last == "dumps" and first is not None:
+            return json_of(self._value(first))
+        if isinstance(node.func, ast.Attribute) and last in ("split", "join"):
+            owner = " " if name == "shlex.join" else self._value(node.func.value)
+            if last == "split" and first is None and OPEN not in text_of(owner):
+                return text_of(owner).split()
+            items = self._value(first) if last == "join" and first is not None else None
+            is_given = isinstance(first, ast.Name) and first.id in self.given.values
+            if is_given or (isinstance(items, str) and MARKED.fullmatch(items)):
+                return items
+            if isinstance(items, list) and isinstance(owner, str):
+                return owner.join(map(text_of, items))
         return self._computed(node)
 
-    def _environment(self, node: ast.Call, depth: int) -> Any:
-        """os.environ.get(name, default): a name that the text does not set has its default."""
-        name = text_of(self._value(node.args[0], depth + 1))
-        if name in self.given.values:
-            return self.given.values[name]
-        written = f'os.environ["{name}"]'
-        if written in self.names or written in self.open:
+    def _environment(
+        self, name: Any, default: Sequence[ast.expr], node: ast.expr
+    ) -> Any:
+        """A variable of the environment: one that the text does not set has its default."""
+        if text_of(name) in self.given.values:
+            return self.given.values[text_of(name)]
+        written = f"os.environ[{text_of(name)!r}]"
+        if {written, "os.environ", "environ"} & self.changed:
             return self._computed(node)
-        if len(node.args) > 1:
-            return self._value(node.args[1], depth + 1)
+        if default:
+            return self._value(default[0])
         why = f"is set nowhere in this file (line {node.lineno})"
-        return self.given.left_open(f"${name}", why)
+        return self.given.left_open(f"${text_of(name)}", why)
 
-    def _subscript(self, node: ast.Subscript, depth: int) -> Any:
-        key = self._value(node.slice, depth + 1)
+    def _subscript(self, node: ast.Subscript) -> Any:
+        key = self._value(node.slice)
         if _written(node.value) in ("os.environ", "environ"):
-            if text_of(key) in self.given.values:
-                return self.given.values[text_of(key)]
-            why = f"is set nowhere in this file (line {node.lineno})"
-            return self.given.left_open(f"${text_of(key)}", why)
-        owner = self._value(node.value, depth + 1)
+            return self._environment(key, (), node)
+        owner = self._value(node.value)
         if isinstance(owner, Mapping) and isinstance(key, str) and key in owner:
             return owner[key]
         is_place = isinstance(key, int) and not isinstance(key, bool)
@@ -562,37 +380,107 @@ class _Reader:
         return self._computed(node)
 
 
-def _is_main(test: ast.expr) -> bool:
-    """Whether a condition is __name__ == "__main__"."""
-    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
-        return False
-    return isinstance(test.left, ast.Name) and test.left.id == "__name__"
+def _body(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """A module's statements, those of `if __name__ == "__main__"` among them."""
+    for statement in statements:
+        test = statement.test if isinstance(statement, ast.If) else None
+        if (
+            isinstance(statement, ast.If)
+            and isinstance(test, ast.Compare)
+            and isinstance(test.left, ast.Name)
+            and test.left.id == "__name__"
+            and isinstance(test.ops[0], ast.Eq)
+        ):
+            yield from statement.body
+        else:
+            yield statement
 
 
-def _changed(node: ast.AST) -> Iterator[str]:
-    """Names that a node may set, or whose lists and dicts it may change."""
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Name | ast.Attribute | ast.Subscript):
-            if isinstance(inner.ctx, ast.Store | ast.Del):
-                owner = inner.value if isinstance(inner, ast.Subscript) else inner
-                yield _written(owner)
-        elif isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute):
-            if isinstance(inner.func.value, ast.Name):
-                yield inner.func.value.id
-        elif isinstance(inner, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
-            if inner.name:
-                yield inner.name
-        elif isinstance(inner, ast.alias):
-            yield inner.asname or inner.name
+def _where(statement: ast.stmt) -> str:
+    """Where a statement's parts stand, if they may not run; empty: it is a simple one."""
+    line = f"(line {statement.lineno})"
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+        return f"in the function {statement.name} {line}"
+    if isinstance(statement, ast.ClassDef):
+        return f"in the class {statement.name} {line}"
+    if isinstance(statement, ast.For | ast.AsyncFor | ast.While):
+        return f"in a loop {line}"
+    if isinstance(statement, ast.With | ast.AsyncWith):
+        return f"in a block {line}"
+    if isinstance(statement, ast.If | ast.Try | ast.TryStar | ast.Match):
+        return f"under a condition {line}"
+    return ""
 
 
-def _bound(node: ast.AST) -> Iterator[str]:
-    """Names that a comprehension or a lambda has for itself."""
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-            yield inner.id
-        elif isinstance(inner, ast.arg):
-            yield inner.arg
+def _assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    """The names that a plain assignment sets, with their values."""
+    targets: list[ast.expr] = []
+    value = None
+    if isinstance(statement, ast.Assign):
+        targets = statement.targets
+        value = statement.value
+    elif isinstance(statement, ast.AnnAssign):
+        targets = [statement.target]
+        value = statement.value
+    for target in targets:
+        if isinstance(target, ast.Name) and value is not None:
+            yield target.id, value
+        elif (
+            isinstance(target, ast.Tuple)
+            and isinstance(value, ast.Tuple)
+            and len(target.elts) == len(value.elts)
+        ):
+            for item, each in zip(target.elts, value.elts, strict=True):
+                if isinstance(item, ast.Name):
+                    yield item.id, each
+
+
+def _changes(statement: ast.stmt) -> Iterator[tuple[str, str]]:
+    """Names that a statement "sets", "takes" as arguments, or whose lists and dicts it "changes"."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id, "sets"
+        elif isinstance(node, ast.Attribute | ast.Subscript):
+            if not isinstance(node.ctx, ast.Load):
+                yield _root(node), "changes"
+                yield _written(node), "changes"
+        elif isinstance(node, ast.AugAssign):
+            yield _root(node.target), "changes"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in CHANGES:
+                yield _root(node.func), "changes"
+                yield _written(node.func.value), "changes"
+        elif isinstance(node, ast.arg):
+            yield node.arg, "takes"
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+            yield node.name or "", "sets"
+        elif isinstance(node, ast.MatchMapping):
+            yield node.rest or "", "sets"
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name, "sets"
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, "sets"
+
+
+def _exits(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return _called(statement.value) in EXITS
+    return isinstance(statement, ast.Raise)
+
+
+def _put(values: dict[str, Any], name: str, value: Any) -> None:
+    """Adds an option, or those of a mapping that is put in by **."""
+    if name or not isinstance(value, Mapping):
+        values[name] = value
+    else:
+        values |= value
+
+
+def _root(node: ast.expr) -> str:
+    """The name at the head of an attribute or a subscript; empty: it has none."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _written(node: ast.expr) -> str:

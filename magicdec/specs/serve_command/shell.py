@@ -1,8 +1,8 @@
-"""A shell's script, followed without running anything.
+"""A shell's script, read without running anything.
 
-Plain assignments are followed, and of several the last counts. A name that a condition, a loop, a
-function, `unset`, `read`, `let` or arithmetic may set is open: a mark stands for it in the words, and
-whoever needs its value asks. What is set in a subshell or a pipe ends with it, as in a shell.
+Plain assignments are followed, and of several the last counts. A name that anything else sets, as a
+condition, a loop, a function, a subshell, `unset`, `read` or arithmetic, is open from there on: a mark
+stands for it in the words, and whoever needs its value asks.
 """
 
 from __future__ import annotations
@@ -10,31 +10,26 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from magicdec.errors import ConfigError
 from magicdec.specs.serve_command.start import (
     INSTALLED,
     MARKED,
     MENTIONS,
-    OPEN,
     OTHER_IMAGES,
     OWN_ARGUMENTS,
     Given,
     Start,
     start_of,
 )
-from magicdec.specs.serve_command.syntax import (
+from magicdec.specs.serve_command.statements import (
     ASSIGNED,
-    Compound,
-    Lines,
-    Node,
     Piece,
-    Pipeline,
-    SimpleCommand,
+    Statement,
     Word,
-    default_parts,
-    parsed,
-    quoted_parts,
+    document_of,
+    statements,
     unescaped,
 )
 
@@ -57,10 +52,14 @@ SILENT = frozenset(
 DECLARES = frozenset(
     ("export", "declare", "local", "readonly", "typeset", "ENV", "ARG")
 )
-READS = frozenset(("read", "mapfile", "readarray", "getopts", "unset", "let", "printf"))
+SETS = {
+    **dict.fromkeys(("read", "mapfile", "readarray", "getopts", "unset", "printf"), ""),
+    **dict.fromkeys(("for", "select"), "in a loop"),
+    "let": "by arithmetic",
+}
 """Commands that set names to what is not written."""
-TESTS = frozenset(("[", "[[", "test", "((", "false", "!"))
-LEAVES = frozenset(("exit", "return", "exec", "break", "continue"))
+TESTS = frozenset(("[", "[[", "test", "let", "false"))
+LEAVES = frozenset(("exit", "return", "exec"))
 ENVIRONMENTS = re.compile(r"activate|conda|profile|bashrc|setvars|cargo/env")
 """Files that are sourced for paths, not for a server's settings."""
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -75,15 +74,22 @@ MOST_CUT = 1000
 REMARK = re.compile(r"(?<=[ \t])\\[ \t]+#.*$")
 """A comment behind a line's last backslash."""
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+PLACES = (*map(str, range(1, 10)), "@", "*")
+"""Arguments of a script or of a function."""
 SUM_SETS = re.compile(
     r"([A-Za-z_]\w*)(?:\[[^]]*\])?\s*(?:[-+*/%&|^]|<<|>>)?=(?!=)"
     r"|([A-Za-z_]\w*)\s*(?:\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)"
 )
 """Names that arithmetic sets."""
-INSIDE = re.compile(
-    r"([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[([^]]*)\])?(?:(:?[-=?+])|(##?|%%?))?(.*)", re.S
-)
-"""The inside of ${…}: a name, an element, a default's or a cut's sign, and the rest."""
+
+
+class Assignment(NamedTuple):
+    """NAME=value, NAME+=value or NAME[index]=value."""
+
+    name: str
+    element: str
+    sign: str
+    value: Word
 
 
 class Shell:
@@ -100,29 +106,25 @@ class Shell:
     ) -> None:
         self.given = given
         self.names: dict[str, Value] = dict(names or {})
-        self.open: dict[str, str] = dict(reasons or {})
-        """Why names that something sets are not known."""
-        self.exported = {*self.names, *self.open}
-        self.exports_all = False
-        self.ended: dict[str, str] = {}
-        """Names that were set where it did not last."""
-        self.journal: list[tuple[str, Value | None, str | None]] = []
-        """States of names before each change, to go back to where a block ends."""
-        self.settled: set[str] = set()
+        self.reasons = dict(reasons or {})
+        """Why names that are set outside are not known."""
+        self.open: dict[str, str] = {}
+        """Why names that the script itself sets are not known."""
+        self.exported = set(self.names)
+        self.several: set[str] = set()
         """Names that were plainly set to more than one value."""
-        self.set_by: dict[str, dict[str, str]] = {}
-        """Names that functions set: by function, why they are open elsewhere."""
-        self.functions: list[Compound] = []
-        self.inside = ""
-        """The function that is read."""
         self.depth = depth
         self.starts: list[Start] = []
         self.doubt = ""
+        """Where the statement stands, if it may not be reached."""
+        self.where = ""
+        """Where the statement stands, if what it sets may not last."""
+        self.function = ""
+        """The function that is read, with its line."""
         self.version: str | None = None
-        self.lines = Lines("", given.first_line if first_line is None else first_line)
+        self.line = given.first_line if first_line is None else first_line
         self.is_script = first_line is not None
         """Whether lines are known; else words of a manifest are read."""
-        self.offset = 0
         self.steps = 0
         self.characters = 0
 
@@ -132,140 +134,197 @@ class Shell:
             return
         if text.count("\n") > MOST_STEPS:
             raise ConfigError(f"the script has more than {MOST_STEPS} lines")
-        first = self.lines.first
+        self.is_script = True
         # a shell ignores zero bytes; blanks behind a line's last backslash are a slip
         text = text.replace("\r\n", "\n").replace("\0", "")
         text = re.sub(r"\\[ \t]+\n", "\\\n", _continued(text, self.given))
-        statements = parsed(text, first)
-        self.lines = Lines(text, first)
-        self.is_script = True
-        self.functions = list(_functions(statements))
-        for function in self.functions:
-            why = f"is set in the function {function.name} ({self._line(function)})"
-            for name in _function_sets(function):
-                self.set_by.setdefault(name, {})[function.name] = why
-        self._list(statements)
-        if not self.starts:
-            for function in self.functions:
-                self._function(function)
+        bodies = self._read(text)
+        if self.starts:
+            return
+        # functions as if they were called at the script's end
+        for name in self.several:
+            self._leave_open(name, "is set to several values")
+        left = ""
+        for statement in bodies:
+            assert statement.block is not None
+            function = statement.block.function
+            if function == left:
+                continue
+            self.function = function
+            self.doubt = self.where = statement.block.where
+            leaves = self._statement(statement)
+            if leaves and statement.block.is_body and not statement.before:
+                left = function
 
     # Statements
 
-    def _list(self, statements: Sequence[Pipeline]) -> bool:
-        """Reads statements one after the other; whether they leave what they stand in."""
-        chain: int | None = None
-        outer = self.doubt
-        line = ""
-        before: Node | None = None
-        for statement in statements:
-            self.offset = statement.nodes[0].offset
-            if chain is not None and statement.link != "&&":
-                self._end_block(chain, f"is set under a condition ({line})")
-                chain = None
-                self.doubt = outer
-            if statement.link:
-                if chain is None:
-                    chain = len(self.journal)
-                    line = self._line(statement.nodes[0])
-                if statement.link == "||" or _is_test(before):
-                    self.doubt = f"under a condition ({line})"
-            leaves = self._pipeline(statement)
-            before = statement.nodes[-1]
-            if leaves and chain is None:
-                return True
-        if chain is not None:
-            self._end_block(chain, f"is set under a condition ({line})")
-            self.doubt = outer
-        return False
+    def _read(self, text: str) -> list[Statement]:
+        """Reads statements one after the other; gives those of functions."""
+        bodies: list[Statement] = []
+        outer_where = self.where
+        outer_doubt = self.doubt
+        is_tested = False
+        name = ""
+        for statement in statements(text, self.line):
+            self.steps += 1
+            if self.steps > MOST_STEPS:
+                raise ConfigError(f"the script has more than {MOST_STEPS} steps")
+            line = f"(line {statement.line})"
+            if statement.before not in ("&&", "||"):
+                is_tested = False
+            elif statement.before == "||" or name in TESTS:
+                is_tested = True
+            self.doubt = outer_doubt
+            self.where = outer_where
+            if statement.block is not None:
+                self.doubt = self.where = statement.block.where
+            elif statement.before in ("&&", "||"):
+                self.where = f"under a condition {line}"
+            elif statement.before or statement.after in ("|", "|&", "&"):
+                self.where = f"in a pipe {line}"
+            if is_tested and not self.doubt:
+                self.doubt = f"under a condition {line}"
+            name = _written(*statement.words[:1])
+            self.function = "" if statement.block is None else statement.block.function
+            if self.function:
+                bodies.append(statement)
+            leaves = self._statement(statement, defines=self.function != "")
+            if leaves and not self.where:
+                break
+        self.where = outer_where
+        self.doubt = outer_doubt
+        return bodies
 
-    def _pipeline(self, statement: Pipeline) -> bool:
-        if len(statement.nodes) == 1 and not statement.is_background:
-            return self._node(statement.nodes[0])
-        for node in statement.nodes:
-            mark = len(self.journal)
-            self._node(node)
-            self._end_block(mark, "", f"is set in a pipe ({self._line(node)})")
-        return False
+    def _statement(self, statement: Statement, *, defines: bool = False) -> bool:
+        """Reads a command; whether it leaves the script or the function. `defines`: it stands in a
+        function, and sets names alone."""
+        self.line = statement.line
+        parts = list(statement.words)
+        assignments = []
+        while parts and (assignment := _assignment(parts[0])) is not None:
+            assignments.append(assignment)
+            parts.pop(0)
+        verb = _written(*parts[:1])
+        if not parts:
+            for assignment in assignments:
+                self._assign(assignment)
+        if verb in DECLARES:
+            if verb != "local" or not defines:  # a local ends with its function
+                self._declare(parts)
+            return False
+        # for this command alone, whose words are expanded without
+        before = {
+            assignment.name: self._assigned(assignment.value)
+            for assignment in assignments
+            if assignment.name not in self.open
+        }
+        words: list[str] = []
+        for part in parts:
+            words += self._expanded(part)
+            if len(words) > MOST_WORDS:
+                raise ConfigError(f"a command has more than {MOST_WORDS} words")
+        self.line = statement.line
+        if verb in SETS:
+            how = SETS[verb] or f"by '{verb}'"
+            found = words[1:2] if verb in ("for", "select") else words[1:]
+            for word in found:
+                names = IDENTIFIER.findall(word) if verb == "let" else [word]
+                for name in names:
+                    self._leave_open(name, f"is set {how} (line {self.line})")
+        if verb == "read":
+            self._leave_open("REPLY", f"is set by 'read' (line {self.line})")
+        if defines:
+            return False
+        document = None if statement.document is None else self._one(statement.document)
+        target = None
+        if statement.target is not None:
+            target = self._one(statement.target[1])
+        appends = statement.target is not None and statement.target[0] == ">>"
+        if verb == "tee" and document is not None and len(words) > 1:
+            self._write(words[-1], document, appends="-a" in words)
+        elif document is not None and target:
+            self._write(target, document, appends=appends)
+        elif document is not None and SHELLS & set(words):
+            self._nested(document, words, before)
+            return False
+        elif verb == "echo" and target:
+            options = [word for word in words[1:] if word not in ("-e", "-n", "-en")]
+            self._write(target, unescaped(" ".join(options)) + "\n", appends=appends)
+        if words and words[0]:
+            self.command(words, before)
+        return verb in LEAVES and (verb != "exec" or len(words) > 1)
 
-    def _node(self, node: Node) -> bool:
-        self.steps += 1
-        if self.steps > MOST_STEPS:
-            raise ConfigError(f"the script has more than {MOST_STEPS} steps")
-        self.offset = node.offset
-        if isinstance(node, SimpleCommand):
-            return self._command(node)
-        mark = len(self.journal)
-        line = self._line(node)
-        outer = self.doubt
-        if node.kind == "group":
-            return self._list(node.branches[0])
-        if node.kind == "subshell":
-            self._list(node.branches[0])
-            self._end_block(mark, "", f"is set in a subshell ({line})")
-        elif node.kind == "condition":
-            names: set[str] = set()
-            for place, branch in enumerate(node.branches):
-                if place:
-                    self.doubt = f"under a condition ({line})"
-                self._list(branch)
-                names |= self._end_block(mark)
-            for name in names:
-                self._leave_open(name, f"is set under a condition ({line})")
-        elif node.kind in ("loop", "while"):
-            why = f"is set in a loop ({line})"
-            for name in _sets(node):
-                self._leave_open(name, why)
-            mark = len(self.journal)
-            if node.kind == "while":
-                self.doubt = f"under a condition ({line})"
-            for branch in node.branches:
-                self._list(branch)
-            self._end_block(mark, why)
-        self.doubt = outer
-        return False
+    def _write(self, path: str, text: str, *, appends: bool) -> None:
+        """Keeps a file that the script writes."""
+        if appends:
+            text = self.given.files.get(path, "") + text
+        if self.doubt:
+            self.given.notes.append(
+                f"{path[:80]} is written {self.doubt}, which is taken to hold"
+            )
+        if len(text) <= MOST_VALUES:
+            self.given.files[path] = text
 
-    def _function(self, function: Compound) -> None:
-        """Reads a function's body as if it were called at the script's end."""
-        self.inside = function.name
-        line = self._line(function)
-        self.doubt = f"in the function {function.name} ({line})"
-        self.steps += len(self.settled)
-        for name in self.settled:
-            self._leave_open(name, "is set to several values")
-        for place in (*map(str, range(10)), "@", "*"):
-            if place not in self.given.values:
-                why = f"is an argument of the function {function.name} ({line})"
-                self._leave_open(place, why)
-        mark = len(self.journal)
-        self._list(function.branches[0])
-        self._end_block(mark)
-        self.inside = ""
-
-    def _end_block(self, mark: int, why: str = "", ended: str = "") -> set[str]:
-        """Takes names back to what they were before a block; `why`: those that it set are open."""
-        names = set()
-        while len(self.journal) > mark:
-            name, value, reason = self.journal.pop()
-            names.add(name)
-            self.names.pop(name, None)
-            self.open.pop(name, None)
-            if value is not None:
-                self.names[name] = value
-            if reason is not None:
-                self.open[name] = reason
-        for name in names:
-            if why:
-                self._leave_open(name, why)
-            elif ended:
-                self.ended[name] = ended
-        return names
-
-    def _line(self, node: Node) -> str:
-        return f"line {self.lines.at(node.offset)}"
+    def _declare(self, parts: Sequence[Word]) -> None:
+        """export, declare, local and readonly, and a Dockerfile's ENV and ARG."""
+        verb = _written(parts[0])
+        is_exported = verb in ("export", "ENV", "ARG")
+        options = "".join(_written(part) for part in parts if _written(part)[:1] == "-")
+        if verb == "ENV" and len(parts) > 2 and _assignment(parts[1]) is None:
+            self._set(_written(parts[1]), " ".join(map(self._one, parts[2:])))
+            return
+        for part in parts[1:]:
+            assignment = _assignment(part)
+            if options.strip("-x"):
+                for name in IDENTIFIER.findall(_written(part)):
+                    self._leave_open(name, f"is computed by {verb} (line {self.line})")
+            elif assignment is not None:
+                self._assign(assignment)
+            else:
+                text = self._one(part)  # "X=d", or a name alone
+                match = ASSIGNED.match(text)
+                if match is not None:
+                    assignment = Assignment(match[1], "", "=", ())
+                    self._set(match[1], text[match.end() :])
+            name = _written(part) if assignment is None else assignment.name
+            if is_exported or "x" in options:
+                self.exported.add(name)
 
     # Names
 
+    def _assign(self, assignment: Assignment) -> None:
+        name = assignment.name
+        line = f"(line {self.line})"
+        value = self._assigned(assignment.value)
+        before = self.names.get(name, "")
+        if assignment.element:
+            self._leave_open(name, f"is set in part {line}")
+            return
+        if isinstance(value, str) and MARKED.fullmatch(value):
+            _, why = self.given.reasons[self.given.open_in(value)[0]]
+            if why.startswith("is computed"):
+                self._leave_open(name, why)
+        if assignment.sign == "+=" and name in self.reasons and name not in self.names:
+            self._leave_open(name, self.reasons[name])
+        elif isinstance(before, list) and isinstance(value, str):  # its first element
+            first, *rest = before or [""]
+            value = [first + value if assignment.sign == "+=" else value, *rest]
+        elif assignment.sign == "+=" and isinstance(value, list):
+            items = before if isinstance(before, list) else [before] * bool(before)
+            value = [*items, *value]
+        elif assignment.sign == "+=":
+            value = f"{before}{value}"
+        self._set(name, value)
+
+    def _assigned(self, word: Word) -> Value:
+        if word and word[0].kind == "array":
+            return [text for item in word[0].words for text in self._expanded(item)]
+        return self._one(word)
+
     def _set(self, name: str, value: Value) -> None:
+        if self.where:
+            self._leave_open(name, f"is set {self.where}")
+            return
         if len(value) > MOST_VALUE:
             raise ConfigError(f"{name[:40]} has more than {MOST_VALUE} characters")
         self.characters += len(value) + 1
@@ -273,60 +332,35 @@ class Shell:
             raise ConfigError(
                 f"the script's values have more than {MOST_VALUES} characters"
             )
-        before = self.names.get(name)
-        if before is not None and before != value:
-            self.settled.add(name)
-        self.journal.append((name, before, self.open.pop(name, None)))
+        if self.names.get(name, value) != value:
+            self.several.add(name)
         self.names[name] = value
 
     def _leave_open(self, name: str, why: str) -> None:
-        self.journal.append((name, self.names.pop(name, None), self.open.get(name)))
-        self.open[name] = why
+        self.open.setdefault(name, why)
 
     def lookup(self, name: str) -> Value | None:
         """A name's value, or the mark of one that is open; None: the text never sets it."""
         if name in self.given.values:
             return self.given.values[name]
-        for function, why in self.set_by.get(name, {}).items():
-            if function != self.inside or not function:
-                return self.given.left_open(f"${name}", why)
+        if self.function and name in PLACES:
+            why = f"is an argument of {self.function}"
+            return self.given.left_open(f"${name}", why)
         if name in self.open:
             return self.given.left_open(f"${name}", self.open[name])
-        return self.names.get(name)
+        if name in self.names:
+            return self.names[name]
+        if name in self.reasons:
+            return self.given.left_open(f"${name}", self.reasons[name])
+        return None
 
     def _nowhere(self, name: str) -> str:
-        why = self.ended.get(name, "is set nowhere in this file")
-        if name not in self.ended and self.is_script:
-            why += f" (line {self.lines.at(self.offset)})"
-        elif name not in self.ended:
+        why = "is set nowhere in this file"
+        if self.is_script:
+            why += f" (line {self.line})"
+        else:
             why += self.given.place(f"${name}") or self.given.place(f"${{{name}")
         return self.given.left_open(f"${name}", why)
-
-    def _assign(self, name: str, sign: str, index: str, parts: Word) -> None:
-        """An assignment, plain where all of its value is written."""
-        line = f"line {self.lines.at(self.offset)}"
-        if index:
-            self._leave_open(name, f"is set in part ({line})")
-            return
-        value: Value
-        if parts and parts[0].kind == "array":
-            value = [text for word in parts[0].words for text in self._expanded(word)]
-        else:
-            value = self._one(parts)
-            first = next(iter(self.given.open_in(value)), "$NAME")
-            is_name = re.fullmatch(r"\$[\w@*]+", first) is not None
-            if not is_name and value.startswith(OPEN):
-                self._leave_open(name, f"is computed when the script runs ({line})")
-                return
-        if sign == "+=" and name in self.open:
-            return
-        before = self.names.get(name, "")
-        if isinstance(before, list) and isinstance(value, str):  # its first element
-            first, *rest = before or [""]
-            value = [first + value if sign == "+=" else value, *rest]
-        elif sign == "+=":
-            value = _appended(before, value)
-        self._set(name, value)
 
     # Words
 
@@ -335,7 +369,7 @@ class Shell:
         words: list[str] = []
         last: str | None = None
         for part in word:
-            self.offset = part.offset
+            self.line = part.line
             value = self._value(part)
             if isinstance(value, str):
                 # a blank at an end of what is not quoted ends the word there
@@ -360,7 +394,7 @@ class Shell:
         """A word that is not divided, as an assignment's value."""
         texts = []
         for part in word:
-            self.offset = part.offset
+            self.line = part.line
             value = self._value(part)
             texts.append(value if isinstance(value, str) else " ".join(value))
         return "".join(texts)
@@ -368,186 +402,71 @@ class Shell:
     def interpolated(self, text: str) -> str:
         """Compose's ${X:-d} in a text, and $$ as a dollar."""
         pieces = re.sub(r"([\\`])", r"\\\1", text).split("$$")
-        return "$".join(self._one(quoted_parts(piece, 0)) for piece in pieces)
+        return "$".join(self._one(document_of(piece)) for piece in pieces)
 
     def _value(self, part: Piece) -> Value:
         if part.kind == "text":
             return part.text
-        line = f"line {self.lines.at(part.offset)}"
-        if part.kind != "value":
-            for name in _sum_sets(part.text):
-                self._leave_open(name, f"is set by arithmetic ({line})")
-            return self._computed(part.text)
-        return self._braced(part.text, part.is_quoted)
-
-    def _computed(self, written: str) -> str:
-        line = self.lines.at(self.offset)
-        why = f"is computed when the script runs (line {line})"
-        return self.given.left_open(re.sub(r"\s+", " ", written), why)
-
-    def _braced(self, inside: str, is_quoted: bool) -> Value:
-        match = INSIDE.fullmatch(inside)
-        if match is None or (match[1] == "#" and match[5]):
-            return self._computed(f"${{{inside}}}")  # a length, a reference to a name
-        name, index, default, cut, rest = match.groups()
+        self.line = part.line
+        line = f"(line {part.line})"
+        if part.kind != "name":
+            if part.text.startswith("$(("):
+                for name in IDENTIFIER.findall(
+                    " ".join(map("".join, SUM_SETS.findall(part.text)))
+                ):
+                    self._leave_open(name, f"is set by arithmetic {line}")
+            written = re.sub(r"\s+", " ", part.text)
+            return self.given.left_open(
+                written, f"is computed when the script runs {line}"
+            )
+        name = part.text
         value = self.lookup(name)
         if name in ("@", "*") and value is None:
             return self.given.left_open("$@", OWN_ARGUMENTS)
-        if name in self.given.values and index in ("@", "*"):
-            value = self.given.values[name].split()
-        elif index is not None:
-            element = _element(value, index)
-            if element is None and value is not None:
-                return self._computed(f"${{{inside}}}")
-            value = element
+        is_open = isinstance(value, str) and MARKED.match(value) is not None
+        if part.element in ("@", "*"):
+            if name in self.given.values:
+                value = self.given.values[name].split()
+            elif isinstance(value, str) and not is_open:
+                value = [value]
+            if part.element == "*" and part.is_quoted and isinstance(value, list):
+                value = " ".join(value)
         elif isinstance(value, list):
-            value = value[0] if value else ""
-        if index == "*" and is_quoted and isinstance(value, list):
-            value = " ".join(value)
-        is_open = isinstance(value, str) and value.startswith(OPEN)
-        if default and not is_open:
-            return self._default(name, default, value, rest, is_quoted)
-        if default and default.endswith("+") and is_open:
-            return value or ""
+            place = part.element or "0"
+            if not re.fullmatch(r"-?\d{1,6}", place):
+                why = f"is computed when the script runs {line}"
+                return self.given.left_open(f"${{{name}[{place}]}}", why)
+            is_there = -len(value) <= int(place) < len(value)
+            value = value[int(place)] if is_there else ""
+        elif part.element not in (None, "0") and value is not None and not is_open:
+            value = ""
+        sign = part.sign
+        if sign[-1:] in ("-", "=", "+", "?") and not is_open:
+            # ${X:-d}, ${X-d}, ${X:=d}, ${X:+d} and ${X:?d} of a name that is plain or never set
+            is_given = value is not None and (bool(value) or sign[0] != ":")
+            if sign[-1] == "+" and not is_given:
+                return ""
+            if is_given and sign[-1] != "+":
+                return value or ""
+            if sign[-1] == "?":
+                return self._nowhere(name)
+            word = part.words[0]
+            default = self._one(word) if part.is_quoted else self._expanded(word)
+            self.line = part.line
+            if sign[-1] == "=":
+                self._set(
+                    name, default if isinstance(default, str) else " ".join(default)
+                )
+            return default
         if value is None:
             return self._nowhere(name)
-        if cut and isinstance(value, str):
-            pattern = self._one(default_parts(rest))
+        if sign[:1] in ("#", "%") and isinstance(value, str):
+            pattern = self._one(part.words[0])
             unknown = MARKED.search(value) or MARKED.search(pattern)
-            if unknown is not None:
-                return unknown[0]
-            return _cut(value, cut, pattern)
-        if (rest and not default) or cut:
-            return value if is_open else self._computed(f"${{{inside}}}")
+            return unknown[0] if unknown is not None else _cut(value, sign, pattern)
         return value
 
-    def _default(
-        self, name: str, sign: str, value: Value | None, word: str, is_quoted: bool
-    ) -> Value:
-        """${X:-d}, ${X-d}, ${X:=d}, ${X:+d} and ${X:?d} of a name that is plain or never set."""
-        is_given = value is not None and (bool(value) or not sign.startswith(":"))
-        if sign.endswith("+") and not is_given:
-            return ""
-        if is_given and not sign.endswith("+"):
-            assert value is not None
-            return value
-        if sign.endswith("?"):
-            return self._nowhere(name)
-        if self.depth + word.count("${") > 4 * MOST_NESTED:
-            raise ConfigError("a variable's default nests too deep")
-        offset = self.offset
-        if is_quoted:
-            text: Value = self._one(quoted_parts(word, offset))
-        else:
-            text = self._expanded(default_parts(word))
-        self.offset = offset
-        if sign.endswith("="):
-            self._set(name, text if isinstance(text, str) else " ".join(text))
-        return text
-
     # Commands
-
-    def _command(self, node: SimpleCommand) -> bool:
-        """Reads a command; whether it leaves the script or the function."""
-        line = self._line(node)
-        parts = list(node.words)
-        before: dict[str, Value] = {}
-        mark = len(self.journal)
-        while parts and _assignment(parts[0]) is not None:
-            assignment = _assignment(parts.pop(0))
-            assert assignment is not None
-            self._assign(*assignment)
-        if not parts and not node.redirects:
-            return False
-        if parts:  # for this command alone, whose words are expanded without
-            changed = {name for name, _, _ in self.journal[mark:]}
-            before = {name: self.lookup(name) or "" for name in changed}
-            self._end_block(mark)
-        if parts and _written(parts[0]) in DECLARES:
-            self._declare(parts, line)
-            return False
-        words: list[str] = []
-        for word in parts:
-            words += self._expanded(word)
-            if len(words) > MOST_WORDS:
-                raise ConfigError(f"a command has more than {MOST_WORDS} words")
-        self.offset = node.offset
-        name = words[0].rpartition("/")[2] if words else ""
-        if name in READS or name == "((":
-            for changed_name in _command_sets(parts):
-                how = "arithmetic" if name in ("((", "let") else f"'{name}'"
-                self._leave_open(changed_name, f"is set by {how} ({line})")
-        target, document = self._redirected(node)
-        if name == "tee" and document is not None and len(words) > 1:
-            self._write(words[-1], document, appends="-a" in words)
-        elif document is not None and target:
-            self._write(target[1], document, appends=target[0] == ">>")
-        elif document is not None and SHELLS & set(words):
-            self._nested(document, words, before)
-            return False
-        elif name == "echo" and target:
-            options = [word for word in words[1:] if word not in ("-e", "-n", "-en")]
-            self._write(
-                target[1], unescaped(" ".join(options)) + "\n", target[0] == ">>"
-            )
-        if words:
-            self.command(words, before)
-        return name in LEAVES and (name != "exec" or len(words) > 1)
-
-    def _redirected(
-        self, node: SimpleCommand
-    ) -> tuple[tuple[str, str] | None, str | None]:
-        """The operator and file that output goes to, and the document that input comes from."""
-        target = None
-        document = None
-        for redirect in node.redirects:
-            if redirect.document is not None:
-                document = self._one(redirect.document)
-            elif redirect.operator in (">", ">>", ">|") and redirect.target:
-                target = (redirect.operator, self._one(redirect.target))
-        return target, document
-
-    def _write(self, path: str, text: str, appends: bool) -> None:
-        """Keeps a file that the script writes."""
-        if appends:
-            text = self.given.files.get(path, "") + text
-        if self.doubt:
-            self.given.notes.append(
-                f"{path[:80]} is written {self.doubt}, which is taken to hold"
-            )
-        if len(text) <= MOST_VALUES:
-            self.given.files[path] = text
-
-    def _declare(self, parts: Sequence[Word], line: str) -> None:
-        """export, declare, local and readonly, and a Dockerfile's ENV and ARG."""
-        verb = _written(parts[0])
-        options = {
-            sign
-            for part in parts[1:]
-            for sign in _written(part)
-            if _written(part).startswith("-")
-        }
-        for part in parts[1:]:
-            assignment = _assignment(part)
-            if assignment is not None:
-                self._assign(*assignment)
-                name = assignment[0]
-            else:
-                text = self._one(part)  # "X=d", or a name alone
-                match = ASSIGNED.match(text)
-                name = text
-                if match is not None:
-                    name = match[1]
-                    self._set(name, text[match.end() :])
-            if verb in ("export", "ENV", "ARG") or "x" in options:
-                self.exported.add(name)
-            if "n" in options:  # a name of another name
-                for other in (name, _written(part).partition("=")[2]):
-                    self.set_by[other] = {"": f"has two names ({line})"}
-            if options & set("ilu") and IDENTIFIER.fullmatch(name):
-                self._leave_open(name, f"is computed by {verb} ({line})")
-        if verb == "ENV" and len(parts) > 2 and _assignment(parts[1]) is None:
-            self._set(_written(parts[1]), " ".join(map(self._one, parts[2:])))
 
     def command(
         self, words: list[str], before: Mapping[str, Value] | None = None
@@ -558,6 +477,8 @@ class Shell:
         if not words:
             return
         name = words[0].rpartition("/")[2]
+        if MARKED.fullmatch(words[0]):
+            self.given.commands += self.given.open_in(words[0])
         if re.match(r"--[A-Za-z]", words[0]):
             self.given.notes.append(
                 f"'{words[0][:40]}' begins a line and is no part of the command before it"
@@ -566,12 +487,9 @@ class Shell:
             self.version = _version_in(words)
         elif name in ("source", "."):
             self._source(words[1:2])
-        elif name == "set" and {"-a", "allexport"} & set(words):
-            self.exports_all = True
         elif name == "shift" or (name == "set" and "--" in words):
-            line = self.lines.at(self.offset)
-            for place in (*map(str, range(1, 10)), "@", "*"):
-                self._leave_open(place, f"is set by '{name}' (line {line})")
+            for place in PLACES:
+                self._leave_open(place, f"is set by '{name}' (line {self.line})")
         elif name == "eval":
             self._evaluated(" ".join(words[1:]))
         elif name not in SILENT:
@@ -581,12 +499,9 @@ class Shell:
         """eval: a script in this shell's own scope."""
         self.depth += 1
         if self.depth <= MOST_NESTED and len(text) <= MOST_VALUE:
-            lines = self.lines
-            first = lines.at(self.offset)
-            statements = parsed(text, first)
-            self.lines = Lines(text, first)
-            self._list(statements)
-            self.lines = lines
+            line = self.line
+            self._read(text)
+            self.line = line
         self.depth -= 1
 
     def _source(self, paths: Sequence[str]) -> None:
@@ -595,9 +510,8 @@ class Shell:
             if text is not None:
                 self._evaluated(text)
             elif not ENVIRONMENTS.search(path):
-                line = self.lines.at(self.offset)
                 self.given.notes.append(
-                    f"{path[:80]} (line {line}) is not here: what it sets is not known"
+                    f"{path[:80]} (line {self.line}) is not here: what it sets is not known"
                 )
 
     def _look(self, words: list[str], before: Mapping[str, Value]) -> None:
@@ -630,35 +544,30 @@ class Shell:
         """A script within a word: a shell of its own, which sees what is exported to it."""
         names: dict[str, Value] = {}
         reasons: dict[str, str] = {}
-        is_apart = CONTAINERS & {word.rpartition("/")[2] for word in words[:2]}
-        if is_apart:
+        if CONTAINERS & {word.rpartition("/")[2] for word in words[:2]}:
             names = self._passed(words)
         else:
-            exported = self.exported
-            if self.exports_all:
-                exported = {*self.names, *self.open}
-            self.steps += len(exported) // 10
-            for name in exported:
-                if name in self.open:
-                    reasons[name] = self.open[name]
-                elif (value := self.lookup(name)) is not None:
+            self.steps += len(self.names) // 10
+            reasons = self.reasons | self.open
+            for name, value in self.names.items():
+                if name in self.exported and name not in self.open:
                     names[name] = value
+                else:
+                    reasons.setdefault(name, "is set and not exported")
             names |= before
             for word in words:  # env NAME=value bash -c …
                 match = ASSIGNED.match(word)
-                if match is None and "=" not in word and word in SHELLS:
-                    break
                 if match is not None:
                     names[match[1]] = word[match.end() :]
-        first = self.lines.at(self.offset)
+                elif word in SHELLS:
+                    break
         inner = Shell(
-            self.given, names, reasons=reasons, depth=self.depth + 1, first_line=first
+            self.given,
+            names,
+            reasons=reasons,
+            depth=self.depth + 1,
+            first_line=self.line,
         )
-        inner.ended = {
-            name: "is set and not exported"
-            for name in self.names
-            if name not in names and not is_apart
-        }
         inner.steps = self.steps
         inner.run(text)
         self.steps = inner.steps
@@ -698,127 +607,22 @@ class Shell:
         return None
 
 
-# Names that statements set
-
-
-def _functions(statements: Iterable[Pipeline]) -> Iterator[Compound]:
-    for statement in statements:
-        for node in statement.nodes:
-            if isinstance(node, Compound):
-                if node.kind == "function":
-                    yield node
-                for branch in node.branches:
-                    yield from _functions(branch)
-
-
-def _function_sets(function: Compound) -> set[str]:
-    """Names that a function sets outside itself."""
-    names: set[str] = set()
-    own: set[str] = set()
-    body = function.branches[0][0].nodes[0]
-    assert isinstance(body, Compound)
-    for statement in body.branches[0]:
-        for node in statement.nodes:
-            found = _sets(node)
-            is_local = (
-                isinstance(node, SimpleCommand) and _written(*node.words[:1]) == "local"
-            )
-            if is_local and len(statement.nodes) == 1 and not statement.link:
-                own |= found - names
-            else:
-                names |= found - own
-    for branch in body.branches[1:]:
-        for statement in branch:
-            for node in statement.nodes:
-                names |= _sets(node)
-    return names
-
-
 def _written(word: Word = ()) -> str:
     """A word as it stands there, without quotes."""
-    return "".join(part.text for part in word)
+    return "".join(piece.text for piece in word)
 
 
-def _sets(node: Node) -> set[str]:
-    """All names that may be set within a node."""
-    if isinstance(node, SimpleCommand):
-        return _command_sets(node.words)
-    names = set()
-    if node.kind == "loop" and node.name:
-        names = set(IDENTIFIER.findall(node.name))
-    for branch in node.branches:
-        for statement in branch:
-            for inner in statement.nodes:
-                names |= _sets(inner)
-    return names
-
-
-def _command_sets(words: Sequence[Word]) -> set[str]:
-    """Names that a command may set, by its words as they are written."""
-    names: set[str] = set()
-    texts = [_written(word) for word in words]
-    for word in words:
-        for part in word:
-            if part.kind == "value":
-                match = re.match(r"([A-Za-z_]\w*):?=", part.text)
-                names |= {match[1]} if match is not None else set()
-            elif part.kind == "computed":
-                names |= _sum_sets(part.text)
-    place = 0
-    while place < len(words) and (found := _assignment(words[place])) is not None:
-        names.add(found[0])
-        place += 1
-    if place == len(words):
-        return names
-    name = texts[place].rpartition("/")[2]
-    rest = texts[place + 1 :]
-    if name in DECLARES or name in ("eval", "env"):
-        for text in rest:
-            names |= {match[1] for match in re.finditer(r"([A-Za-z_]\w*)\+?=", text)}
-    if name in DECLARES and any(text.startswith("-") for text in rest):
-        for text in rest:
-            names |= set(IDENTIFIER.findall(text.partition("=")[0]))
-    elif name in ("((", "let"):
-        for text in rest:
-            names |= _sum_sets(f"$(({text}))")
-    elif name == "printf":
-        if rest[:1] == ["-v"]:
-            names |= set(rest[1:2])
-    elif name in READS:
-        names |= {text for text in rest if IDENTIFIER.fullmatch(text)}
-        if name == "read" and not names:
-            names.add("REPLY")
-    elif name in ("set", "shift"):
-        names |= {*map(str, range(1, 10)), "@", "*"}
-    return names
-
-
-def _sum_sets(written: str) -> set[str]:
-    """Names that $((…)) sets; $(…) and backquotes set none that last."""
-    if not written.startswith("$(("):
-        return set()
-    return {name for found in SUM_SETS.findall(written) for name in found if name}
-
-
-def _assignment(word: Word) -> tuple[str, str, str, Word] | None:
-    """The name, sign, index and value of NAME=value; None: the word is none."""
+def _assignment(word: Word) -> Assignment | None:
+    """A word as an assignment; None: it is none."""
     if not word or word[0].kind != "text" or word[0].is_quoted:
         return None
     match = ASSIGNED.match(word[0].text)
     if match is None:
         return None
-    rest = word[0]._replace(text=word[0].text[match.end() :])
     value = word[1:]
-    if rest.text:
-        value = (rest, *value)
-    return match[1], match[3], match[2] or "", value
-
-
-def _is_test(node: Node | None) -> bool:
-    """Whether a command does nothing but decide what runs behind it."""
-    if not isinstance(node, SimpleCommand) or not node.words:
-        return False
-    return _written(node.words[0]) in TESTS
+    if match.end() < len(word[0].text):
+        value = (word[0]._replace(text=word[0].text[match.end() :]), *value)
+    return Assignment(match[1], match[2] or "", match[3], value)
 
 
 # Texts
@@ -847,26 +651,6 @@ def _continued(text: str, given: Given) -> str:
             lines[-1] += " \\"
         lines.append(line)
     return "\n".join(lines)
-
-
-def _appended(before: Value, value: Value) -> Value:
-    if isinstance(before, list) or isinstance(value, list):
-        first = before if isinstance(before, list) else [before] * bool(before)
-        second = value if isinstance(value, list) else [value]
-        return [*first, *second][:MOST_WORDS]
-    return before + value
-
-
-def _element(value: Value | None, index: str) -> Value | None:
-    """${A[i]}; None: the index is not written as a number."""
-    if index in ("@", "*") or value is None:
-        return [value] if isinstance(value, str) and OPEN not in value else value
-    if isinstance(value, str):
-        return value if index == "0" or OPEN in value else None
-    if not re.fullmatch(r"-?\d{1,6}", index):
-        return None
-    place = int(index)
-    return value[place] if -len(value) <= place < len(value) else ""
 
 
 def _cut(value: str, sign: str, pattern: str) -> str:

@@ -73,6 +73,8 @@ class Given(msgspec.Struct, kw_only=True):
     """References whose value is not known, as they are written."""
     reasons: dict[str, tuple[int, str]] = {}
     """The number of each reference, and why it is not known."""
+    commands: list[str] = []
+    """References that stand where a command does."""
     notes: list[str] = []
     """Parts of the text that were taken one way and could run another."""
 
