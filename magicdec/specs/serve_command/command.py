@@ -28,6 +28,7 @@ from magicdec.specs.serve_command.options import (
     OPTIONS,
     names_of,
     options_of,
+    scalar,
     title_of,
     unknown_in,
 )
@@ -100,8 +101,14 @@ MODES = {
 TABLE_KEY = "num_speculative_tokens_per_batch_size"
 AUTO_BANDS = [[1, 4, 5], [5, 32, 3], [33, 1_000_000, 0]]
 """TensorRT-LLM's AUTO: n-grams, by the number of requests (its tech blog 7)."""
-KNOWN_KEYS = frozenset(("speculative_token_tree",))
-"""Keys of --speculative-config in versions that the data lacks, which fields hold."""
+KNOWN_KEYS = frozenset(
+    (
+        *("speculative_token_tree", "by_batch"),
+        *("use_relaxed_acceptance_for_thinking", "posterior_threshold"),
+    )
+)
+"""Keys of --speculative-config that fields hold and the data lacks: older versions', and ours for what
+TensorRT-LLM's settings say."""
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
@@ -340,24 +347,45 @@ def command_of(start: Start, given: Given) -> ServeCommand:
     _merge_nested(said)
     speculation = _speculation(said)
     memory = meanings.get("memory", "")
+    replicas = _count(said, "dp") or 1
+    if meanings.get("shared_dp") == "true":
+        replicas = 1  # SGLang's attention in data parallel shares the devices of tp
+    is_asynchronous = None
+    if "asynchronous" in meanings:
+        is_asynchronous = meanings["asynchronous"] == "true"
+    elif meanings.get("synchronous") == "true":
+        is_asynchronous = False
+    has_prefix_cache = None
+    if "prefixes" in meanings:
+        has_prefix_cache = meanings["prefixes"] != "false"
+    elif meanings.get("no_prefixes") == "true":
+        has_prefix_cache = False
+    chunk_tokens = None
+    if not meanings.get("chunk", "").startswith(
+        "-"
+    ):  # SGLang's -1: prompts are read whole
+        chunk_tokens = _count(said, "chunk")
+    max_model_len = None
+    if meanings.get("length", "") not in ("-1", "auto"):
+        max_model_len = _count(said, "length")
     return ServeCommand(
         engine=start.engine,
         version=start.version,
         model=model_of(meanings["model"]),
         tp_size=_count(said, "tp") or 1,
         pp_size=_count(said, "pp") or 1,
-        dp_size=_replicas(said),
+        dp_size=replicas,
         ep_size=_count(said, "ep"),
         max_num_seqs=_count(said, "batch"),
-        max_model_len=_length(said),
+        max_model_len=max_model_len,
         weight_dtype=meanings.get("weights"),
         kv_dtype=meanings.get("kv_dtype"),
         speculation=speculation,
         captured_tokens=_captured(meanings),
         graphs=_graphs(start.engine, meanings),
-        is_asynchronous=_asynchronous(meanings),
-        has_prefix_cache=_prefix_cache(meanings),
-        chunk_tokens=_chunk(said),
+        is_asynchronous=is_asynchronous,
+        has_prefix_cache=has_prefix_cache,
+        chunk_tokens=chunk_tokens,
         memory_fraction=float(memory)
         if re.fullmatch(r"0?\.\d{1,6}|1\.0*", memory)
         else None,
@@ -370,24 +398,6 @@ def command_of(start: Start, given: Given) -> ServeCommand:
         notes=list(dict.fromkeys(given.notes)),
         unread=unread,
     )
-
-
-def _llama_tokens(said: Mapping[str, str]) -> int | None:
-    """The tokens of all sequences together, -c; 0 is the model's own."""
-    text = said.get("length", "0")
-    if not text.isdecimal() or int(text[:9]) == 0:
-        return None
-    return int(text[:9])
-
-
-def _llama_cache(said: Mapping[str, str]) -> str | None:
-    """The format of the cache that is nearest in bits; None: 16 bits."""
-    keys = said.get("keys", "").lower()
-    if keys.startswith("q8"):
-        return "fp8"
-    if keys.startswith(("q4", "q5", "iq4")):
-        return "int4"
-    return None
 
 
 def _of_llama_cpp(start: Start, given: Given) -> ServeCommand:
@@ -440,7 +450,18 @@ def _of_llama_cpp(start: Start, given: Given) -> ServeCommand:
         )
     if "batch" not in said:
         notes.append("one sequence at a time is taken for it: --parallel says how many")
-    tokens = _llama_tokens(said)
+    # -c counts the tokens of all sequences together; 0 is the model's own
+    length = said.get("length", "0")
+    tokens = None
+    if length.isdecimal() and int(length[:9]) > 0:
+        tokens = int(length[:9])
+    # the format that is nearest in bits
+    kv_dtype = None
+    keys = said.get("keys", "").lower()
+    if keys.startswith("q8"):
+        kv_dtype = "fp8"
+    elif keys.startswith(("q4", "q5", "iq4")):
+        kv_dtype = "int4"
     sequences = _counted(said.get("batch"), "--parallel") or 1
     return ServeCommand(
         engine=start.engine,
@@ -450,7 +471,7 @@ def _of_llama_cpp(start: Start, given: Given) -> ServeCommand:
         max_num_seqs=sequences,
         max_model_len=None if tokens is None else max(tokens // sequences, 1),
         weight_dtype=gguf.weight_dtype,
-        kv_dtype=_llama_cache(said),
+        kv_dtype=kv_dtype,
         speculation=speculation,
         hardware=start.hardware,
         num_gpus=start.num_gpus,
@@ -490,14 +511,13 @@ def _add_file(said: _StatedOptions) -> str | None:
     values = documents[0] if documents else None
     if not isinstance(values, dict):
         raise ConfigError(f"{path[:SHOWN]} must hold options by name")
-    own = dict(said.meanings)
-    if said.start.engine == "trtllm":
+    if said.start.engine == "trtllm":  # whose file wins
         _add_settings(said, values)
-    else:
+    else:  # the command's own words win
+        own = dict(said.meanings)
         said.meanings.pop("model", None)
         said.add(words_of(values))
-    if said.start.engine != "trtllm":
-        said.meanings |= own  # the command's own words win; TensorRT-LLM's file wins
+        said.meanings |= own
     return None
 
 
@@ -575,18 +595,11 @@ def _as_vllms(inside: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _object(text: str | None) -> dict[str, Any]:
-    value = _scalar(text or "{}")
+    value = scalar(text or "{}")
     return value if isinstance(value, dict) else {}
 
 
 # Fields
-
-
-def _replicas(said: _StatedOptions) -> int:
-    """Replicas of the whole model. SGLang's attention in data parallel shares the devices of tp."""
-    if said.meanings.get("shared_dp") == "true":
-        return 1
-    return _count(said, "dp") or 1
 
 
 def _graphs(engine: str, meanings: Mapping[str, str]) -> str | None:
@@ -612,34 +625,6 @@ def _graphs(engine: str, meanings: Mapping[str, str]) -> str | None:
     return None
 
 
-def _asynchronous(meanings: Mapping[str, str]) -> bool | None:
-    if "asynchronous" in meanings:
-        return meanings["asynchronous"] == "true"
-    if meanings.get("synchronous") == "true":
-        return False
-    return None
-
-
-def _prefix_cache(meanings: Mapping[str, str]) -> bool | None:
-    if "prefixes" in meanings:
-        return meanings["prefixes"] != "false"
-    if meanings.get("no_prefixes") == "true":
-        return False
-    return None
-
-
-def _chunk(said: _StatedOptions) -> int | None:
-    if said.meanings.get("chunk", "").startswith("-"):
-        return None  # SGLang's -1: prompts are read whole
-    return _count(said, "chunk")
-
-
-def _length(said: _StatedOptions) -> int | None:
-    if said.meanings.get("length", "") in ("-1", "auto"):
-        return None
-    return _count(said, "length")
-
-
 def _joined(before: str | None, given: str) -> str:
     """An option given in parts (--speculative-config.method ngram) as one object."""
     if before is None or not (before.startswith("{") and given.startswith("{")):
@@ -647,13 +632,6 @@ def _joined(before: str | None, given: str) -> str:
     if OPEN in before + given:  # asked for before it is taken apart
         return f"{before}{given}"
     return json.dumps(_json_object("option", before) | _json_object("option", given))
-
-
-def _scalar(text: str) -> Any:
-    try:
-        return bounded(json.loads, text)
-    except ValueError:
-        return text
 
 
 def _count(said: _StatedOptions, meaning: str) -> int | None:
@@ -707,7 +685,7 @@ def _without_quotes(text: str) -> Any:
         return None
     words = []
     for word in re.findall(r'"[^"]*"|[{}\[\],:]|[^\s{}\[\],:"]+', text):
-        is_json = word[0] in '"{}[],:' or isinstance(_scalar(word), int | float | None)
+        is_json = word[0] in '"{}[],:' or isinstance(scalar(word), int | float | None)
         words.append(word if is_json else json.dumps(word))
     try:
         return bounded(json.loads, "".join(words))
@@ -773,7 +751,9 @@ def _of_sglang(said: _StatedOptions) -> Speculation:
         gamma = max((tree or gamma + 1) - 1, 1)
     lossy = []
     for meaning in ("threshold_single", "threshold_acc"):
-        if float(_number(meanings.get(meaning, "1"))) < 1.0:
+        threshold = scalar(meanings.get(meaning, "1"))
+        is_number = isinstance(threshold, int | float) and threshold is not False
+        if is_number and threshold < 1.0:
             lossy.append(f"{said.names[meaning]} {meanings[meaning]}")
     return Speculation(
         draft=draft,
@@ -788,24 +768,24 @@ def _of_sglang(said: _StatedOptions) -> Speculation:
     )
 
 
-def _number(text: str) -> float:
-    value = _scalar(text)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    return 1.0
-
-
 def _of_config(
     config: Mapping[str, Any], problems: list[str], unknown: list[str]
 ) -> Speculation | None:
     """vLLM's --speculative-config."""
-    checkpoint = _checkpoint(config)
+    checkpoint = config.get("model")
+    if checkpoint is not None and not isinstance(checkpoint, str):
+        raise ConfigError(f"the draft's model must be a name, not {checkpoint!r:.80}")
+    if checkpoint is not None:
+        checkpoint = model_of(checkpoint)
     method = str(config.get("method") or "").lower()
     table = config.get(TABLE_KEY)
     gamma = _whole(config, "num_speculative_tokens", least=0)
     if gamma is None and table:
         gamma = max(gamma for _, _, gamma in _bands(table))
-    unknown += _unknown_keys(config)
+    known = names_of("vllm").keys["speculative-config"] | KNOWN_KEYS
+    for key in config:
+        if key not in known:
+            unknown.append(f"speculative-config.{key[:SHOWN]}")
     if gamma == 0:
         return None
     if gamma is None and method not in ("suffix", "mtp", "auto"):
@@ -829,15 +809,6 @@ def _of_config(
     )
 
 
-def _checkpoint(config: Mapping[str, Any]) -> str | None:
-    checkpoint = config.get("model")
-    if checkpoint is None:
-        return None
-    if not isinstance(checkpoint, str):
-        raise ConfigError(f"the draft's model must be a name, not {checkpoint!r:.80}")
-    return model_of(checkpoint)
-
-
 def _whole(config: Mapping[str, Any], key: str, *, least: int) -> int | None:
     """A whole number of a configuration; None: it has none."""
     value = config.get(key)
@@ -846,17 +817,6 @@ def _whole(config: Mapping[str, Any], key: str, *, least: int) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{key} must be a whole number, not {value!r:.80}")
     return value
-
-
-def _unknown_keys(config: Mapping[str, Any]) -> list[str]:
-    """Keys that no known version's speculative configuration has."""
-    names = names_of("vllm").keys["speculative-config"] | KNOWN_KEYS
-    ours = {"by_batch", "use_relaxed_acceptance_for_thinking", "posterior_threshold"}
-    unknown = []
-    for key in config:
-        if key not in names and key not in ours:
-            unknown.append(f"speculative-config.{key[:SHOWN]}")
-    return unknown
 
 
 def _lossy(config: Mapping[str, Any]) -> list[str]:

@@ -80,8 +80,11 @@ def starts_of_yaml(given: Given) -> list[Start]:
         starts += _of_resources(document)
         for found in _containers(document):
             starts += _of_container(found, given)
-        if not starts:
-            starts += _of_embedded(document, given)
+        embedded = _at(document, ("spec", "serveConfigV2"))
+        if not starts and isinstance(embedded, str):  # RayService's YAML within YAML
+            for inner in load(embedded):
+                if isinstance(inner, dict):
+                    starts += _of_resources(inner)
     return starts
 
 
@@ -449,23 +452,17 @@ def _of_values(document: Mapping[str, Any], given: Given) -> list[Start]:
         options.pop("v0", None)
         words = [text_of(model.get("modelURL")), *words_of(options), *extra]
         variables, reasons = _environment(model, (), given)
+        tag = re.match(r"v?(\d[\w.]*)", text_of(model.get("tag")))
         start = Start(
             engine="vllm",
             words=[_dereferenced(word, variables, reasons, given) for word in words],
-            version=_version(model.get("tag")),
+            version=None if tag is None else tag[1],
         )
         if re.fullmatch(r"\d{1,4}", text_of(model.get("requestGPU"))):
             start.num_gpus = int(text_of(model["requestGPU"])) or None
         _grant(start, [model, common])
         starts.append(start)
     return starts
-
-
-def _version(tag: Any) -> str | None:
-    match = re.match(r"v?(\d[\w.]*)", text_of(tag))
-    if match is None:
-        return None
-    return match[1]
 
 
 def _served_of_values(around: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -486,10 +483,9 @@ def _served_of_values(around: Sequence[Mapping[str, Any]]) -> list[str]:
 def _parallelism(node: Any) -> list[str]:
     words = []
     if isinstance(node, Mapping):
-        names = {"tensor": "tensor", "data": "data", "pipeline": "pipeline"}
-        for key, name in names.items():
+        for key in ("tensor", "data", "pipeline"):
             if node.get(key):
-                words.append(f"--{name}-parallel-size={text_of(node[key])}")
+                words.append(f"--{key}-parallel-size={text_of(node[key])}")
         if node.get("expert") is True:
             words.append("--enable-expert-parallel")
     return words
@@ -564,15 +560,3 @@ def start_of_llm_config(config: Mapping[str, Any]) -> Start:
         words += words_of(kwargs)
     hardware = text_of(config.get("accelerator_type")).lower().replace("_", "-")
     return Start(engine="vllm", words=words, hardware=hardware or None)
-
-
-def _of_embedded(document: Mapping[str, Any], given: Given) -> list[Start]:
-    """YAML within YAML, as RayService's serveConfigV2."""
-    text = _at(document, ("spec", "serveConfigV2"))
-    if not isinstance(text, str):
-        return []
-    starts = []
-    for inner in load(text):
-        if isinstance(inner, dict):
-            starts += _of_resources(inner)
-    return starts

@@ -176,7 +176,7 @@ def _nested(path: Sequence[str], text: str) -> str:
     """An object with one value at a path. Raises ConfigError for a path that no option has."""
     if len(path) > MOST_OPTION_NESTED:
         raise ConfigError(f"an option's name has more than {MOST_OPTION_NESTED} dots")
-    nested: Any = _scalar(text)
+    nested: Any = scalar(text)
     for key in reversed(path):
         nested = {key: nested}
     return json.dumps(nested, ensure_ascii=False)
@@ -210,7 +210,8 @@ def _spelled(engine: str, name: str) -> str:
     return name
 
 
-def _scalar(text: str) -> Any:
+def scalar(text: str) -> Any:
+    """A value as JSON writes it; else the text."""
     try:
         return bounded(json.loads, text)
     except ValueError:
