@@ -69,29 +69,25 @@ def options(
     """Plan, run and check speculative decoding for long contexts and large batches."""
 
 
-COMMANDS = {
-    "plan": ("plan", "plan_command", "PLAN_EPILOG"),
-    "check": ("check", "check_command", "EPILOG"),
-    "run": ("run", "run_command", "EPILOG"),
-    "calibrate": ("calibrate", "calibrate_command", "EPILOG"),
-    "profile-acceptance": (
-        "profile_acceptance",
-        "profile_acceptance_command",
-        "EPILOG",
-    ),
-    "report": ("report", "report_command", "REPORT_EPILOG"),
-    "plot": ("report", "plot_command", "PLOT_EPILOG"),
-    "export": ("report", "export_command", "EXPORT_EPILOG"),
-    "observe": ("server", "observe_command", "OBSERVE_EPILOG"),
-    "explore": ("plan", "explore_command", "EXPLORE_EPILOG"),
-    "sensitivity": ("plan", "sensitivity_command", "SENSITIVITY_EPILOG"),
-    "models": ("catalog", "models_command", "MODELS_EPILOG"),
-    "hardware": ("catalog", "hardware_command", "HARDWARE_EPILOG"),
-    "engines": ("catalog", "engines_command", "ENGINES_EPILOG"),
-    "demo": ("validate", "demo_command", "DEMO_EPILOG"),
-}
-"""By name: module in commands/, function, and what its help ends with. In the order that the help
-shows.
+COMMANDS = (
+    "plan",
+    "check",
+    "run",
+    "calibrate",
+    "profile-acceptance",
+    "report",
+    "plot",
+    "export",
+    "observe",
+    "explore",
+    "sensitivity",
+    "models",
+    "hardware",
+    "engines",
+    "demo",
+)
+"""In the order that the help shows. Each has a module in commands/ of its own name, with its
+function and the EPILOG of its help.
 """
 COMMAND_GROUPS = ("validate", "records")
 """Modules in commands/ of commands that have commands of their own."""
@@ -118,12 +114,11 @@ def register_commands(*names: str) -> None:
         if name in COMMAND_GROUPS:
             app.add_typer(import_module(f"magicdec.commands.{name}").app, name=name)
         else:
-            module_name, function, epilog = COMMANDS[name]
+            module_name = name.replace("-", "_")
             module = import_module(f"magicdec.commands.{module_name}")
-            app.command(name, cls=Command, epilog=getattr(module, epilog))(
-                getattr(module, function)
-            )
-    app.registered_commands.sort(key=lambda each: list(COMMANDS).index(str(each.name)))
+            function = getattr(module, f"{module_name}_command")
+            app.command(name, cls=Command, epilog=module.EPILOG)(function)
+    app.registered_commands.sort(key=lambda each: COMMANDS.index(str(each.name)))
 
 
 def main() -> None:

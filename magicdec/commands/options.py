@@ -178,6 +178,10 @@ Format = Annotated[OutputFormat, option("table, json or csv.", "--format")]
 Output = Annotated[
     Path | None, option("Write to this file, not to stdout.", "--output", "-o")
 ]
+RecordFiles = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Record files (JSON lines), measured and predicted."),
+]
 PlanFile = Annotated[
     Path | None, option("A plan document (magicdec plan --format json).")
 ]

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magicdec.commands.options import OutputFormat, require
-from magicdec.commands.plan import PlanOptions, values_of
+from magicdec.commands.plan import PlanOptions
+from magicdec.commands.request_form import values_of
 from magicdec.errors import ConfigError
 from magicdec.files import write_atomic
 from magicdec.progress import shown_progress

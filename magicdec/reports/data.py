@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 
@@ -21,8 +22,8 @@ from magicdec.schema.comparison import (
     pair_records,
     setting_key,
 )
-from magicdec.schema.plan import Plan
-from magicdec.schema.record import BASELINE_MBU_FLOOR, Record
+from magicdec.schema.plan import Plan, load_plan
+from magicdec.schema.record import BASELINE_MBU_FLOOR, Record, read_many
 from magicdec.schema.row import COLUMNS, Candidate, column
 
 WEAK_BASELINE = "†"
@@ -45,6 +46,37 @@ class ReportData:
     predicted: tuple[Record, ...]
     comparison: Comparison
     plan: Plan | None = None
+
+    @classmethod
+    def from_files(
+        cls,
+        paths: Iterable[Path],
+        plan_path: Path | None = None,
+        *,
+        title: str = "Speculative decoding report",
+        command: str = "",
+    ) -> ReportData:
+        """Reads records files, and one plan: at `plan_path`, or a .json among `paths`.
+
+        Raises StorageError or ConfigError naming the file.
+        """
+        record_paths = []
+        plan_paths = []
+        if plan_path is not None:
+            plan_paths.append(plan_path)
+        for path in paths:
+            if path.suffix == ".json":
+                plan_paths.append(path)
+            else:
+                record_paths.append(path)
+        if len(plan_paths) > 1:
+            raise ConfigError(f"one plan is shown at a time, not also {plan_paths[-1]}")
+        plan = None
+        if plan_paths:
+            plan = load_plan(plan_paths[0])
+        return cls.from_records(
+            read_many(record_paths), plan, title=title, command=command
+        )
 
     @classmethod
     def from_records(

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from magicdec.commands.catalog import engines_command, hardware_command
+from magicdec.commands.engines import engines_command
+from magicdec.commands.hardware import hardware_command
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.profile import hardware_names, load_hardware
 from magicdec.specs.engine import engine_names, load_engine

@@ -10,11 +10,12 @@ import typer.main
 
 from magicdec.cli import app, register_commands
 from magicdec.commands.calibrate import CalibrateOptions
+from magicdec.commands.observe import ObserveOptions
 from magicdec.commands.options import server_tp
-from magicdec.commands.plan import PlanOptions, values_of
+from magicdec.commands.plan import PlanOptions
 from magicdec.commands.profile_acceptance import ProfileOptions
+from magicdec.commands.request_form import values_of
 from magicdec.commands.run import RunOptions
-from magicdec.commands.server import ObserveOptions
 from magicdec.perfmodel.planner import request_of
 from magicdec.schema.request import request_options
 from tests.asked import command_of

@@ -49,7 +49,7 @@ REFUSALS = [
         ("sensitvity", "--batch", "3"),
         "unknown command 'sensitvity': did you mean sensitivity?",
     ),
-    (("validate", "krnels"), "unknown command 'krnels': did you mean kernels?"),
+    (("validate", "publishd"), "unknown command 'publishd': did you mean published?"),
     (("records", "list"), "unknown command 'list': did you mean ls?"),
     (
         ("validate", "xyz"),

@@ -15,7 +15,9 @@ from samples_reports import grid, plan
 from typer.testing import CliRunner
 
 import magicdec
-from magicdec.commands.report import export_command, plot_command, report_command
+from magicdec.commands.export import export_command
+from magicdec.commands.plot import plot_command
+from magicdec.commands.report import report_command
 from magicdec.errors import ConfigError, MagicdecError, StorageError
 from magicdec.reports.data import ReportData
 from magicdec.reports.exports import export

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from magicdec.live.observation import Observation, ServedDraft
     from magicdec.live.show import View
 
-OBSERVE_EPILOG = options.examples(
+EPILOG = options.examples(
     "observe http://localhost:8000 --draft ngram -o acceptance.json",
     "observe http://localhost:8000 --draft eagle --model llama-3.1-8b --hardware h100 --watch",
     "observe before.txt after.txt --draft ngram --model llama-3.1-8b -o acceptance.json",
