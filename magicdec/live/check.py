@@ -18,6 +18,7 @@ from magicdec.counts import Z_90
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.live.advice import DraftedLoad, choices_at
 from magicdec.live.settings import (
+    OPTIONS,
     USUAL_OUTPUT,
     AsSet,
     Change,
@@ -42,7 +43,7 @@ from magicdec.perfmodel.plan.standing import (
 )
 from magicdec.perfmodel.planner import Answer, answered, make_plan
 from magicdec.perfmodel.trees import TREES_LOSE, tree_error
-from magicdec.reports.exports import PROMPT_LOOKUP_MAX
+from magicdec.reports.exports import PROMPT_LOOKUP_MAX, sglang_draft
 from magicdec.reports.sentences import acceptance_of
 from magicdec.schema.gamma_table import TableGamma
 from magicdec.schema.row import Candidate
@@ -219,17 +220,9 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
     command = _with_own_head(command, model)
     # a draft's faults need no device, so they are said whatever fits
     found = _standing(command, model)
-    of_command = []
-    if found is not None and not found.starts:
-        of_command.append(_refusal(command, found))
-    problems = [
-        *command.problems,
-        *_on_devices(command, load),
-        *_on_lengths(command, model),
-    ]
-    if command.speculation is not None and command.speculation.contradiction:
-        problems.append(command.speculation.contradiction)
-    on_start = [*_on_start(command, found), *command.notes]
+    of_command, on_start = _on_draft(command, found)
+    problems = [*command.problems, *_on_command(command, load, model)]
+    on_start += command.notes
     try:
         free = answered(_without_acceptance(request, gamma=None), model, [])[0][0]
     except CapacityError as error:
@@ -301,13 +294,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
             *on_start,
             *drafted.notes,
             *on_format,
-            *_on_fit(
-                request.batch_sizes[0],
-                alone.batch_size,
-                int(free.document.memory.largest_autoregressive_batch),
-                command.dp_size,
-            ),
-            *_if_more_wait(command, load, request),
+            *_on_users(command, load, request, free),
         ],
     )
 
@@ -399,30 +386,27 @@ def _method_of(speculation: Speculation) -> str:
     return "full"
 
 
-def _refusal(command: ServeCommand, found: Standing) -> str:
-    """Why the server does not start or accepts nothing with its draft, and the option that cures
-    it."""
+def _on_draft(
+    command: ServeCommand, found: Standing | None
+) -> tuple[list[str], list[str]]:
+    """Why the server does not start or accepts nothing with its draft, with the option that cures it;
+    and notes on what is not known of the draft's checkpoint, and on what the draft needs."""
     speculation = command.speculation
-    assert speculation is not None
-    if found.method in (None, speculation.draft):
-        return f"the draft cannot run: {found.sentence}"
-    option = option_of(load_engine(command.engine_profile), found.method)
-    return f"the draft cannot run: {found.sentence} ({option})"
-
-
-def _on_start(command: ServeCommand, found: Standing | None) -> list[str]:
-    """Notes on what is not known of the draft's checkpoint, and on what the draft needs."""
-    speculation = command.speculation
-    if found is None or speculation is None or not found.starts:
-        return []
+    if found is None or speculation is None:
+        return [], []
+    engine = load_engine(command.engine_profile)
+    if not found.starts:
+        cure = ""
+        if found.method not in (None, speculation.draft):
+            cure = f" ({option_of(engine, found.method)})"
+        return [f"the draft cannot run: {found.sentence}{cure}"], []
     notes = []
     if found.answer == "unknown":
         notes.append(found.sentence)
-    engine = load_engine(command.engine_profile)
     package = packages_of(engine, speculation.draft, _method_of(speculation))
     if package:
         notes.append(package)
-    return notes
+    return [], notes
 
 
 def _instead(
@@ -475,43 +459,42 @@ def _with_own_head(command: ServeCommand, model: ModelSpec) -> ServeCommand:
     return msgspec.structs.replace(command, speculation=own)
 
 
-def _if_more_wait(
-    command: ServeCommand, load: AskedLoad, request: PlanRequest
+def _on_users(
+    command: ServeCommand, load: AskedLoad, request: PlanRequest, free: Answer
 ) -> list[str]:
-    """Weigh more sequences at once, where the users are not known and the command admits
-    fewer than usual.
-    """
+    """Users that do not fit at once; and the weight of more sequences at once, where the users are not
+    known and the command admits fewer than usual."""
+    notes = []
+    replicas = command.dp_size
+    asked = request.batch_sizes[0]
+    fits = free.document.autoregressive.batch_size
+    if fits < asked:
+        line = f"{fits * replicas} of {asked * replicas} users fit at once; the others wait"
+        largest = int(free.document.memory.largest_autoregressive_batch)
+        if min(largest, asked) > fits:
+            line += f" ({min(largest, asked) * replicas} fit without a draft)"
+        notes.append(line)
     most = command.max_num_seqs
     if load.batch is not None or most is None or most >= USUAL_BATCH:
-        return []
-    batches = (request.batch_sizes[0], max(USUAL_BATCH // command.dp_size, 1))
+        return notes
     rows = []
-    for batch in batches:
-        asked = _without_acceptance(request, draft="none", batch_sizes=(batch,))
+    for batch in (asked, max(USUAL_BATCH // replicas, 1)):
+        at_batch = _without_acceptance(request, draft="none", batch_sizes=(batch,))
         try:
-            rows.append(make_plan(asked).best)
+            rows.append(make_plan(at_batch).best)
         except CapacityError:
-            return []
+            return notes
     now, wider = rows
     if wider.batch_size <= now.batch_size:
-        return []
+        return notes
     times = wider.tokens_per_s / now.tokens_per_s
-    users = wider.batch_size * command.dp_size
+    users = wider.batch_size * replicas
     slower = wider.between_tokens_s / now.between_tokens_s
     return [
-        f"if {users} users wait, {BATCH_OPTIONS[command.engine]} {users} serves {times:.2g} times the "
-        f"tokens per second without a draft, each token {slower:.2g} times as slow (--batch)"
+        *notes,
+        f"if {users} users wait, {OPTIONS[command.engine].batch} {users} serves {times:.2g} times the "
+        f"tokens per second without a draft, each token {slower:.2g} times as slow (--batch)",
     ]
-
-
-def _on_fit(asked: int, fits: int, fits_alone: int, replicas: int) -> list[str]:
-    """Users that do not fit at once, of so many on each replica."""
-    if fits >= asked:
-        return []
-    line = f"{fits * replicas} of {asked * replicas} users fit at once; the others wait"
-    if min(fits_alone, asked) > fits:
-        line += f" ({min(fits_alone, asked) * replicas} fit without a draft)"
-    return [line]
 
 
 def _request(
@@ -519,7 +502,12 @@ def _request(
 ) -> tuple[PlanRequest, list[str]]:
     """The plan's request for a command under a load, and what was assumed for it."""
     named = load.hardware or _listed_device(command.hardware)
-    batch, assumed = _users(command, load)
+    assumed = []
+    batch = load.batch or USUAL_BATCH
+    if command.max_num_seqs is not None:
+        batch = min(batch, command.max_num_seqs)
+    if load.batch is None:
+        assumed.append(f"{format_count(batch, 'user')} at once (--batch)")
     longest = min(command.max_model_len or model.longest_context, model.longest_context)
     context, gen_len, assumed_lengths = _lengths(load, longest)
     assumed += assumed_lengths
@@ -586,8 +574,9 @@ def _listed_device(name: str | None) -> str | None:
         return None
 
 
-def _on_devices(command: ServeCommand, load: AskedLoad) -> list[str]:
-    """A device that is not known, and another number of devices than the command uses."""
+def _on_command(command: ServeCommand, load: AskedLoad, model: ModelSpec) -> list[str]:
+    """A device that is not known, another number of devices than the command uses, a longest sequence
+    that the model does not read, and settings of a draft that contradict each other."""
     problems = []
     named = load.hardware
     if named is None and command.hardware is not None:
@@ -601,28 +590,14 @@ def _on_devices(command: ServeCommand, load: AskedLoad) -> list[str]:
     granted = counted(named or "").num_gpus or command.num_gpus
     if granted is not None and granted != needed:
         problems.append(f"devices: the command uses {needed}, but {granted} are given")
-    return problems
-
-
-def _on_lengths(command: ServeCommand, model: ModelSpec) -> list[str]:
-    """A longest sequence that the model does not read."""
     most = command.max_model_len
-    if most is None or most <= model.longest_context:
-        return []
-    return [
-        f"max-model-len {most} is more than the {model.longest_context} tokens that {model.name} reads"
-    ]
-
-
-def _users(command: ServeCommand, load: AskedLoad) -> tuple[int, list[str]]:
-    """Sequences decoded at once: the requested or usual number, at most what the command admits; and
-    what was assumed."""
-    batch = load.batch or USUAL_BATCH
-    if command.max_num_seqs is not None:
-        batch = min(batch, command.max_num_seqs)
-    if load.batch is not None:
-        return batch, []
-    return batch, [f"{format_count(batch, 'user')} at once (--batch)"]
+    if most is not None and most > model.longest_context:
+        problems.append(
+            f"max-model-len {most} is more than the {model.longest_context} tokens that {model.name} reads"
+        )
+    if command.speculation is not None and command.speculation.contradiction:
+        problems.append(command.speculation.contradiction)
+    return problems
 
 
 def _lengths(load: AskedLoad, longest: int) -> tuple[int, int, list[str]]:
@@ -756,12 +731,23 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
         return Drafted(notes=(note,))
     batch = request.batch_sizes[0]
     gamma = speculation.gamma_at(batch)
-    asked = _with_draft(request, speculation)
-    if gamma:
-        asked = msgspec.structs.replace(asked, gamma=gamma)
+    asked = msgspec.structs.replace(
+        request,
+        draft=speculation.draft,
+        gamma=gamma or speculation.gamma,
+        tree=speculation.tree,
+    )
+    if speculation.draft not in OWN_METHOD:
+        asked = msgspec.structs.replace(asked, draft_method="full")
     first = answered(asked, model, [])[0][0]
     if not first.drafted:
-        break_even = _break_even(asked)
+        break_even = ""
+        unknown = make_plan(_without_acceptance(asked, gamma=None)).needs_acceptance
+        for draft in unknown:
+            rate = draft.break_even_acceptance_rate
+            if rate is not None:
+                break_even = f"; it is faster from a rate of {rate:.2f}"
+                break
         note = (
             f"no acceptance of {speculation.draft} is known for {model.name}{break_even} "
             "(--acceptance-rate)"
@@ -785,8 +771,17 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
             notes.append(
                 f"{name} is priced as DFlash: its own choice among candidates was not measured"
             )
-    if speculation.by_batch:
-        notes.append(_on_bands(speculation, batch, row.gamma))
+    if speculation.by_batch and not speculation.bands:
+        notes.append("gamma follows a table by batch; its deepest was taken")
+    elif speculation.by_batch and gamma == 0:
+        notes.append(
+            f"gamma follows a table by batch, which drafts nothing for {batch} sequences; its "
+            f"deepest, {row.gamma}, was taken"
+        )
+    elif speculation.by_batch:
+        notes.append(
+            f"gamma follows a table by batch: {row.gamma} for {batch} sequences"
+        )
     return Drafted(
         row=row,
         case=first.case,
@@ -794,41 +789,6 @@ def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> D
         gamma=row.gamma,
         notes=tuple(notes),
     )
-
-
-def _on_bands(speculation: Speculation, batch: int, gamma: int) -> str:
-    """The gamma that was taken of those by batch."""
-    if not speculation.bands:
-        return "gamma follows a table by batch; its deepest was taken"
-    if speculation.gamma_at(batch) == 0:
-        return (
-            f"gamma follows a table by batch, which drafts nothing for {batch} sequences; its "
-            f"deepest, {gamma}, was taken"
-        )
-    return f"gamma follows a table by batch: {gamma} for {batch} sequences"
-
-
-def _with_draft(request: PlanRequest, speculation: Speculation) -> PlanRequest:
-    """The request for a command's own draft."""
-    asked = msgspec.structs.replace(
-        request,
-        draft=speculation.draft,
-        gamma=speculation.gamma,
-        tree=speculation.tree,
-    )
-    if speculation.draft not in OWN_METHOD:
-        asked = msgspec.structs.replace(asked, draft_method="full")
-    return asked
-
-
-def _break_even(request: PlanRequest) -> str:
-    """Acceptance rate at which a draft of unknown acceptance breaks even."""
-    lacking = make_plan(_without_acceptance(request, gamma=None)).needs_acceptance
-    for draft in lacking:
-        rate = draft.break_even_acceptance_rate
-        if rate is not None:
-            return f"; it is faster from a rate of {rate:.2f}"
-    return ""
 
 
 ONE_PASS_METHODS = tuple(
@@ -870,7 +830,7 @@ def _on_speculation(
         _gaining(
             _over_draft(row),
             change=f"Do not speculate at {format_count(row.batch_size, 'user')}",
-            option=f"leave out {SPECULATION_OPTIONS[command.engine]}",
+            option=f"leave out {OPTIONS[command.engine].speculation}",
             reason="a step with drafts costs more than its tokens are worth",
         )
     )
@@ -952,12 +912,17 @@ def _best_draft(
         return []
     best = max(able, key=_rate)
     name = draft_name(best.draft, best.draft_method, best.draft_budget)
+    engine = load_engine(command.engine_profile)
+    package = packages_of(engine, best.draft, best.draft_method)
+    reason = f"{_steps(best, now)}. {acceptance_of(best.drafting)}"
+    if package:
+        reason += f" {package[0].upper()}{package[1:]}."
     return [
         _gaining(
             _over(best, now, draws),
             change=f"{verb} with {name}, {_tokens(best.gamma)} per step",
             option=_draft_option(command, best),
-            reason=f"{_steps(best, now)}. {_why(command, best)}",
+            reason=reason,
         )
     ]
 
@@ -983,17 +948,6 @@ def _steps(row: Candidate, now: Candidate) -> str:
         f"{row.drafting.tokens_per_step:.2f} tokens per step for {now.drafting.tokens_per_step:.2f}, "
         f"in {length} steps"
     )
-
-
-def _why(command: ServeCommand, row: Candidate) -> str:
-    """The acceptance that a draft is believed to have, and the package that it needs."""
-    package = packages_of(
-        load_engine(command.engine_profile), row.draft, row.draft_method
-    )
-    reason = acceptance_of(row.drafting)
-    if not package:
-        return reason
-    return f"{reason} {package[0].upper()}{package[1:]}."
 
 
 def _tokens(gamma: int) -> str:
@@ -1065,7 +1019,7 @@ def _on_batches(
     fits = int(most_that_fit(first.case)) * command.dp_size
     now = first.document.best
     most = command.max_num_seqs
-    option = BATCH_OPTIONS[command.engine]
+    option = OPTIONS[command.engine].batch
     changes = []
     users = load.batch or 0
     if users > fits:
@@ -1121,7 +1075,7 @@ def _more_devices(
     return [
         _throughput(
             f"Use tp {row.tp_size}: it holds {row.batch_size * command.dp_size} of {users} users",
-            TP_OPTIONS[command.engine].format(row.tp_size),
+            OPTIONS[command.engine].tp.format(row.tp_size),
             f"{now.batch_size * command.dp_size} fit at once now",
             row,
             now,
@@ -1162,39 +1116,17 @@ def _served(request: PlanRequest, drafted: Drafted, free: Answer) -> Served:
     )
 
 
-SPECULATION_OPTIONS = {
-    "vllm": "--speculative-config",
-    "sglang": "--speculative-algorithm",
-    "trtllm": "speculative_config",
-    "llama.cpp": "--spec-type",
-}
-TP_OPTIONS = {
-    "vllm": "--tensor-parallel-size {}",
-    "sglang": "--tp {}",
-    "trtllm": "--tp_size {}",
-    "llama.cpp": "--split-mode row",  # over all the devices that it sees
-}
-BATCH_OPTIONS = {
-    "vllm": "--max-num-seqs",
-    "sglang": "--max-running-requests",
-    "trtllm": "--max_batch_size",
-    "llama.cpp": "--parallel",
-}
-
-
 def _gamma_option(command: ServeCommand, gamma: int) -> str:
     given = command.read.get("--speculative-config", "{}")
     config = json.loads(given) | {"num_speculative_tokens": gamma}
-    sglang = f"--speculative-num-draft-tokens {gamma + 1}"
+    option = OPTIONS[command.engine].gamma.format(
+        config=json.dumps(config), gamma=gamma, verified=gamma + 1
+    )
     speculation = command.speculation
-    if speculation is None or speculation.draft not in ONE_PASS_METHODS:
-        sglang = f"--speculative-num-steps {gamma} {sglang}"
-    return {
-        "vllm": f"--speculative-config '{json.dumps(config)}'",
-        "sglang": sglang,
-        "trtllm": f"speculative_config: max_draft_len: {gamma}",
-        "llama.cpp": f"--spec-draft-n-max {gamma}",
-    }[command.engine]
+    has_steps = speculation is None or speculation.draft not in ONE_PASS_METHODS
+    if command.engine == "sglang" and has_steps:
+        return f"--speculative-num-steps {gamma} {option}"
+    return option
 
 
 def _draft_option(command: ServeCommand, row: Candidate) -> str:
@@ -1207,16 +1139,8 @@ def _draft_option(command: ServeCommand, row: Candidate) -> str:
     elif METHODS[row.draft_method].has_checkpoint:
         checkpoint = _head_of(command, row)
     if command.engine == "sglang":
-        words = [f"--speculative-algorithm {call['algorithm']}"]
-        words += [f"--speculative-draft-model-path {checkpoint}"] if checkpoint else []
-        if row.draft_method not in ONE_PASS_METHODS:
-            words.append(
-                f"--speculative-num-steps {row.gamma} --speculative-eagle-topk 1"
-            )
-        words.append(f"--speculative-num-draft-tokens {row.gamma + 1}")
-        window = engine.window_settings(row.draft, row.draft_method, row.draft_budget)
-        words += [f"{name} {count}" for name, count in window.items()]
-        return " ".join(words)
+        words = sglang_draft(engine, row, row.gamma, checkpoint)
+        return " ".join(word for pair in words for word in pair)
     if command.engine == "vllm":
         call |= {"num_speculative_tokens": row.gamma}
         if row.draft_method == "ngram":
@@ -1270,8 +1194,4 @@ def _table_option(
         "num_speculative_tokens": table.max_gamma,
         "num_speculative_tokens_per_batch_size": bands,
     }
-    return {
-        "vllm": f"--speculative-config '{json.dumps(config)}'",
-        "sglang": "--speculative-adaptive",
-        "trtllm": "draft_len_schedule in speculative_config",
-    }[command.engine]
+    return OPTIONS[command.engine].table.format(config=json.dumps(config))

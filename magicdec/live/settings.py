@@ -140,32 +140,24 @@ def costs_of(
 
     `alone` is the server without its draft, `waiting` the factor by which users who do not fit slow all.
     """
-    settings = path_settings(command, served)
-    changes = _path_costs(served, settings)
-    others = [*_of_step(command, served), *_of_prompts(command, served)]
-    costs = [change for change in others if change.kind == "cost"]
-    times = PathTimes.of(served, settings)
-    alone_settings = path_settings(command, alone)
-    alone_times = PathTimes.of(alone, alone_settings)
-    alone_costs = []
-    for change in (*_of_step(command, alone), *_of_prompts(command, alone)):
-        if change.kind == "cost":
-            alone_costs.append(change)
+    limits = [*_limits(command, served)]
+    is_usual = waiting == 1.0
+    as_set_s = []
+    for each, set_there in ((served, limits), (alone, [*_limits(command, alone)])):
+        settings = path_settings(command, each)
+        costs = [change.gain or 1.0 for change in set_there if change.kind == "cost"]
+        is_usual = is_usual and not settings and not costs
+        times = PathTimes.of(each, settings)
+        if times is not None:
+            as_set_s.append(times.between_tokens_s * math.prod(costs) * waiting)
     as_set = None
-    is_usual = not (settings or alone_settings or costs or alone_costs)
-    is_usual = is_usual and waiting == 1.0
-    if not is_usual and times is not None and alone_times is not None:
+    if not is_usual and len(as_set_s) == 2:
+        between_tokens_s, without_draft_s = as_set_s
         as_set = AsSet(
-            between_tokens_s=times.between_tokens_s * _product(costs) * waiting,
-            without_draft_s=alone_times.between_tokens_s
-            * _product(alone_costs)
-            * waiting,
+            between_tokens_s=between_tokens_s, without_draft_s=without_draft_s
         )
-    return SettingCosts([*changes, *others, *_of_exactness(command)], as_set)
-
-
-def _product(costs: Sequence[Change]) -> float:
-    return math.prod(cost.gain or 1.0 for cost in costs)
+    of_path = _path_costs(served, path_settings(command, served))
+    return SettingCosts([*of_path, *limits, *_inexact(command)], as_set)
 
 
 def unpriced_costs(command: ServeCommand) -> list[Change]:
@@ -175,9 +167,74 @@ def unpriced_costs(command: ServeCommand) -> list[Change]:
     for setting in path_settings(command, None):
         if setting.change is not None:
             changes.append(setting.change)
-    return [*changes, *_of_exactness(command)]
+    return [*changes, *_inexact(command)]
 
 
+class OptionTexts(NamedTuple):
+    """An engine's options, as advice writes them."""
+
+    speculation: str
+    gamma: str
+    table: str
+    """Gamma by batch."""
+    tp: str
+    batch: str
+    """Sequences at once."""
+    chunk: str
+    """Tokens of a prompt that one step reads."""
+    captured: str
+    """Largest step that has a graph."""
+    asynchronous: str
+    """Undoes what keeps a step from being scheduled while another runs."""
+    prefix_cache: str
+
+
+OPTIONS = {
+    "vllm": OptionTexts(
+        speculation="--speculative-config",
+        gamma="--speculative-config '{config}'",
+        table="--speculative-config '{config}'",
+        tp="--tensor-parallel-size {}",
+        batch="--max-num-seqs",
+        chunk="--max-num-batched-tokens",
+        captured="--max-cudagraph-capture-size {}",
+        asynchronous="leave out --no-async-scheduling",
+        prefix_cache="leave out --no-enable-prefix-caching",
+    ),
+    "sglang": OptionTexts(
+        speculation="--speculative-algorithm",
+        gamma="--speculative-num-draft-tokens {verified}",
+        table="--speculative-adaptive",
+        tp="--tp {}",
+        batch="--max-running-requests",
+        chunk="--chunked-prefill-size",
+        captured="--cuda-graph-max-bs {}",
+        asynchronous="leave out --disable-overlap-schedule",
+        prefix_cache="leave out --disable-radix-cache",
+    ),
+    "trtllm": OptionTexts(
+        speculation="speculative_config",
+        gamma="speculative_config: max_draft_len: {gamma}",
+        table="draft_len_schedule in speculative_config",
+        tp="--tp_size {}",
+        batch="--max_batch_size",
+        chunk="--max_num_tokens",
+        captured="cuda_graph_config: max_batch_size: {}",
+        asynchronous="disable_overlap_scheduler: false",
+        prefix_cache="kv_cache_config: enable_block_reuse: true",
+    ),
+    "llama.cpp": OptionTexts(
+        speculation="--spec-type",
+        gamma="--spec-draft-n-max {gamma}",
+        table="",
+        tp="--split-mode row",  # over all the devices that it sees
+        batch="--parallel",
+        chunk="--batch-size",
+        captured="--cuda-graph-max-bs {}",
+        asynchronous="",
+        prefix_cache="--cache-prompt",
+    ),
+}
 UNLIKE_WHOLE = {
     "piecewise": (
         "Replay whole graphs of decoding, not piecewise ones",
@@ -193,18 +250,6 @@ UNLIKE_WHOLE = {
     ),
 }
 """Advice and reason by the graphs that a command leaves decoding with."""
-ASYNCHRONOUS_OPTIONS = {
-    "vllm": "leave out --no-async-scheduling",
-    "sglang": "leave out --disable-overlap-schedule",
-    "trtllm": "disable_overlap_scheduler: false",
-    "llama.cpp": "",
-}
-CAPTURE_OPTIONS = {
-    "vllm": "--max-cudagraph-capture-size {}",
-    "sglang": "--cuda-graph-max-bs {}",
-    "trtllm": "cuda_graph_config: max_batch_size: {}",
-    "llama.cpp": "--cuda-graph-max-bs {}",
-}
 
 
 def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]:
@@ -212,6 +257,23 @@ def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]
     None: those that do at any load."""
     settings = []
     has_graphs = command.graphs not in ("none", "eager")
+    is_captured = True
+    runs_ahead = True
+    has_drafter = False
+    # the size of the graph that a step replays: in tokens in vLLM, in sequences elsewhere
+    needed = 0
+    if served is not None:
+        row = served.row
+        needed = row.batch_size
+        if command.engine == "vllm":
+            needed *= row.gamma + 1
+        is_captured = row.step.is_captured
+        if command.captured_tokens is not None:
+            is_captured = command.captured_tokens >= needed
+        path = served.case.engine.path(row.draft, row.draft_method)
+        runs_ahead = path.is_asynchronous
+        if served.option is not None:
+            has_drafter = draft_of(served.case.setup(served.option)).has_prefill
     if command.graphs in UNLIKE_WHOLE:
         change, reason = UNLIKE_WHOLE[command.graphs]
         mode = PathOptions(enforce_eager=not has_graphs, cudagraph_mode=command.graphs)
@@ -222,27 +284,26 @@ def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]
                 is_of_graphs=True,
             )
         )
-    elif served is not None and not _is_captured(command, served):
+    elif not is_captured:
         has_graphs = False
-        needed = _graph_size(command, served)
         unit = "tokens" if command.engine == "vllm" else "sequences"
         settings.append(
             Setting(
                 _unpriced(
                     f"Capture graphs of {needed} {unit}",
-                    CAPTURE_OPTIONS[command.engine].format(needed),
+                    OPTIONS[command.engine].captured.format(needed),
                     "a step of this batch runs without a graph",
                 ),
                 lambda engine: engine.as_set(PathOptions(enforce_eager=True)),
                 is_of_graphs=True,
             )
         )
-    if command.is_asynchronous is False and _schedules_ahead(served):
+    if command.is_asynchronous is False and runs_ahead:
         settings.append(
             Setting(
                 _unpriced(
                     "Schedule the next step while one runs",
-                    ASYNCHRONOUS_OPTIONS[command.engine],
+                    OPTIONS[command.engine].asynchronous,
                     "the device waits for the host between steps",
                 ),
                 lambda engine: engine.as_set(PathOptions(is_synchronous=True)),
@@ -253,7 +314,7 @@ def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]
     speculation = command.speculation
     is_eager = speculation is not None and speculation.is_eager
     # without graphs the drafter is launched kernel by kernel whatever its own setting
-    if is_eager and has_graphs and _has_drafter(served):
+    if is_eager and has_graphs and has_drafter:
         settings.append(
             Setting(
                 _unpriced(
@@ -278,21 +339,6 @@ def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]
 
 def _unpriced(change: str, option: str, reason: str) -> Change:
     return Change(change=change, option=option, reason=reason, gain=None, kind="cost")
-
-
-def _schedules_ahead(served: Served | None) -> bool:
-    """Whether the engine schedules a step while another runs with this draft, unless it is told not to."""
-    if served is None:
-        return True
-    row = served.row
-    return served.case.engine.path(row.draft, row.draft_method).is_asynchronous
-
-
-def _has_drafter(served: Served) -> bool:
-    """Whether a model or a head drafts, which has passes of its own."""
-    if served.option is None:
-        return False
-    return draft_of(served.case.setup(served.option)).has_prefill
 
 
 class PathTimes(NamedTuple):
@@ -368,21 +414,6 @@ def _path_costs(served: Served, settings: Sequence[Setting]) -> list[Change]:
     return changes
 
 
-def _graph_size(command: ServeCommand, served: Served) -> int:
-    """The size of the graph that a step replays: in tokens in vLLM, in sequences elsewhere."""
-    row = served.row
-    if command.engine == "vllm":
-        return row.batch_size * (row.gamma + 1)
-    return row.batch_size
-
-
-def _is_captured(command: ServeCommand, served: Served) -> bool:
-    """Whether the command, or else the engine's default, captures the graph of a step."""
-    if command.captured_tokens is None:
-        return served.row.step.is_captured
-    return command.captured_tokens >= _graph_size(command, served)
-
-
 def with_host_times(engine: EngineProfile) -> EngineProfile:
     """The engine with vLLM's times of the host where its own were not measured: Python schedules the
     sequences of either, and PyTorch launches their kernels."""
@@ -423,30 +454,25 @@ def _graph_option(command: ServeCommand) -> str:
     return "leave out the option that turns graphs off"
 
 
-def _of_step(command: ServeCommand, served: Served) -> Iterator[Change]:
-    """A limit on a step's tokens below what its sequences verify."""
+def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
+    """Steps with too few tokens for what its sequences verify, and prompts that are read anew, or in
+    parts smaller than the device needs."""
     row = served.row
-    needed = row.batch_size * (row.gamma + 1)
     most = command.chunk_tokens
-    if most is None or command.engine != "vllm" or most >= needed:
-        return
-    at_once = max(most // (row.gamma + 1), 1)
-    # how often all sequences draft at once is not known: from a tenth of the loss to all of it
-    gain = row.batch_size / at_once
-    yield Change(
-        change=f"Let a step take {needed} tokens, not {most}",
-        option=f"--max-num-batched-tokens {max(needed, 2048)}",
-        reason=f"only {at_once} of {row.batch_size} sequences have room for their drafts in a step",
-        gain=math.sqrt(gain),
-        gain_low=1.0 + 0.1 * (gain - 1.0),
-        gain_high=gain,
-        kind="cost",
-    )
-
-
-def _of_prompts(command: ServeCommand, served: Served) -> Iterator[Change]:
-    """Prompts that are read anew, or in parts smaller than the device needs."""
-    row = served.row
+    needed = row.batch_size * (row.gamma + 1)
+    if command.engine == "vllm" and most is not None and most < needed:
+        at_once = max(most // (row.gamma + 1), 1)
+        # how often all sequences draft at once is not known: from a tenth of the loss to all of it
+        gain = row.batch_size / at_once
+        yield Change(
+            change=f"Let a step take {needed} tokens, not {most}",
+            option=f"{OPTIONS['vllm'].chunk} {max(needed, 2048)}",
+            reason=f"only {at_once} of {row.batch_size} sequences have room for their drafts in a step",
+            gain=math.sqrt(gain),
+            gain_low=1.0 + 0.1 * (gain - 1.0),
+            gain_high=gain,
+            kind="cost",
+        )
     output_s = (served.gen_len or USUAL_OUTPUT) * row.tpot_s
     prompt_s = row.decoding.ttft_s
     if command.has_prefix_cache is False and row.context_len >= LONG_PROMPT:
@@ -454,15 +480,9 @@ def _of_prompts(command: ServeCommand, served: Served) -> Iterator[Change]:
             (prompt_s + output_s) / ((1.0 - share) * prompt_s + output_s)
             for share in SHARED_SHARES
         )
-        option = {
-            "vllm": "leave out --no-enable-prefix-caching",
-            "sglang": "leave out --disable-radix-cache",
-            "trtllm": "kv_cache_config: enable_block_reuse: true",
-            "llama.cpp": "--cache-prompt",
-        }[command.engine]
         yield Change(
             change="Keep prompts in the prefix cache",
-            option=option,
+            option=OPTIONS[command.engine].prefix_cache,
             reason=f"each prompt of {row.context_len} tokens is read anew in {prompt_s:.2g} s; "
             f"where half of it is shared by others, requests end so much sooner",
             gain=middle,
@@ -470,7 +490,6 @@ def _of_prompts(command: ServeCommand, served: Served) -> Iterator[Change]:
             gain_high=high,
         )
     engine = served.case.engine
-    most = command.chunk_tokens
     usual = engine.scheduler.prefill_tokens
     if most is None or most >= min(usual, row.context_len):
         return
@@ -482,7 +501,7 @@ def _of_prompts(command: ServeCommand, served: Served) -> Iterator[Change]:
     gain = (small.decoding.ttft_s + output_s) / (prompt_s + output_s)
     setting = Change(
         change=f"Read prompts in parts of {usual:.0f} tokens, not {most}",
-        option=f"{CHUNK_OPTIONS[command.engine]} {usual:.0f}",
+        option=f"{OPTIONS[command.engine].chunk} {usual:.0f}",
         reason=f"a prompt of {row.context_len} tokens takes {small.decoding.ttft_s:.2g} s to read, "
         f"not {prompt_s:.2g}",
         gain=None,
@@ -491,16 +510,8 @@ def _of_prompts(command: ServeCommand, served: Served) -> Iterator[Change]:
     yield _between(gain, gain, setting)
 
 
-CHUNK_OPTIONS = {
-    "vllm": "--max-num-batched-tokens",
-    "sglang": "--chunked-prefill-size",
-    "trtllm": "--max_num_tokens",
-    "llama.cpp": "--batch-size",
-}
-"""Each engine's option for the tokens of a prompt that one step reads."""
-
-
-def _of_exactness(command: ServeCommand) -> Iterator[Change]:
+def _inexact(command: ServeCommand) -> Iterator[Change]:
+    """Settings with which a draft's output is not the target's own."""
     speculation = command.speculation
     if speculation is None:
         return

@@ -43,6 +43,7 @@ from magicdec.reports.deployment import (
 from magicdec.schema.gamma_table import BatchBand
 from magicdec.schema.plan import UNKNOWN_SITE, Plan, Site
 from magicdec.schema.record import Record
+from magicdec.schema.row import Candidate
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.vllm_plugin import DRAFT_CLASS
 from magicdec.units import MICRO
@@ -292,7 +293,11 @@ def _sglang(plan: Deployment) -> str:
         words.append(["--dtype", "half"])
     if plan.kv_dtype == "fp8":
         words.append(["--kv-cache-dtype", "fp8_e4m3"])
-    lines += unsupported("sglang", plan, has_window=bool(_sglang_window(plan.best)))
+    best = plan.best
+    window = load_engine("sglang").window_settings(
+        best.draft, best.draft_method, best.draft_budget
+    )
+    lines += unsupported("sglang", plan, has_window=bool(window))
     if can_speculate(plan):
         words += _sglang_draft(plan, lines)
         words += _sglang_schedule(plan, lines)
@@ -310,20 +315,27 @@ def _sglang_draft(plan: Deployment, lines: list[str]) -> Words:
     gamma = best.gamma
     if plan.varies and gamma not in {steps for _, _, steps in plan.bands}:
         gamma = plan.max_gamma
-    call = load_engine("sglang").draft_call(best.draft_method)
-    words = [["--speculative-algorithm", str(call["algorithm"])]]
+    checkpoint = ""
     if method.has_checkpoint:
         checkpoint = shlex.quote(head_name(plan, lines))
+    return sglang_draft(load_engine("sglang"), best, gamma, checkpoint)
+
+
+def sglang_draft(
+    engine: EngineProfile, row: Record | Candidate, gamma: int, checkpoint: str
+) -> Words:
+    """The flags of a row's draft at a gamma, with its checkpoint where it has one."""
+    call = engine.draft_call(row.draft_method)
+    words = [["--speculative-algorithm", str(call["algorithm"])]]
+    if checkpoint:
         words.append(["--speculative-draft-model-path", checkpoint])
-    if method.sort == "parallel":
-        # one pass drafts the whole block, so there are no steps to count
-        words.append(["--speculative-num-draft-tokens", str(gamma + 1)])
-        return words + _sglang_window(best)
-    if method.sort != "lookup":
+    if METHODS[row.draft_method].sort not in ("lookup", "parallel"):
+        # the others draft a whole block at once, so there are no steps to count
         words.append(["--speculative-num-steps", str(gamma)])
         words.append(["--speculative-eagle-topk", "1"])
     words.append(["--speculative-num-draft-tokens", str(gamma + 1)])
-    return words + _sglang_window(best)
+    window = engine.window_settings(row.draft, row.draft_method, row.draft_budget)
+    return words + [[name, str(count)] for name, count in window.items()]
 
 
 def _sglang_schedule(plan: Deployment, lines: list[str]) -> Words:
@@ -364,13 +376,6 @@ def _draft_ranks_note(best: Record) -> list[str]:
     if best.draft_tp_size is None or best.draft_tp_size == best.tp_size:
         return []
     return [f"Not supported: a draft on {best.draft_tp_size} of {best.tp_size} ranks."]
-
-
-def _sglang_window(best: Record) -> Words:
-    settings = load_engine("sglang").window_settings(
-        best.draft, best.draft_method, best.draft_budget
-    )
-    return [[name, str(count)] for name, count in settings.items()]
 
 
 # TensorRT-LLM

@@ -23,7 +23,7 @@ def command_of(**options: int | None) -> ServeCommand:
 
 def asked(command: ServeCommand, load: AskedLoad) -> tuple[Any, list[str], list[str]]:
     request, assumed = check._request(command, load, MODEL)
-    problems = [*check._on_devices(command, load), *check._on_lengths(command, MODEL)]
+    problems = check._on_command(command, load, MODEL)
     return request, assumed, problems
 
 
