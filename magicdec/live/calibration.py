@@ -55,57 +55,35 @@ from magicdec.specs.engine import EngineProfile, save_engine
 from magicdec.specs.model import ModelSpec
 from magicdec.units import MILLI
 
+FACTOR = Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0)))
+FIXED_TIME = Free(
+    scale="linear", prior=MILLI, spread=math.inf, limits=(0.0, 10.0), unit=MILLI
+)
 FREE = {
-    "kernels.gemm_factor": Free(
-        prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))
-    ),
-    "kernels.attention_factor": Free(
-        prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))
-    ),
-    "overheads.forward_overhead_s": Free(
-        scale="linear",
-        prior=MILLI,
-        spread=math.inf,
-        limits=(0.0, 10.0),
-        unit=MILLI,
-    ),
+    "kernels.gemm_factor": FACTOR,
+    "kernels.attention_factor": FACTOR,
+    "overheads.forward_overhead_s": FIXED_TIME,
     "overheads.sequence_overhead_s": Free(
-        scale="linear",
-        prior=1e-4,
-        spread=math.inf,
-        limits=(0.0, 1.0),
-        unit=1e-4,
+        scale="linear", prior=1e-4, spread=math.inf, limits=(0.0, 1.0), unit=1e-4
     ),
 }
 """Factors on another engine's kernels, and fixed costs, of which nothing is expected."""
 PROMPT_FREE = {
-    "scheduler.prefill_factor": Free(
-        prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))
-    ),
-    "kernels.prefill_attention_factor": Free(
-        prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))
-    ),
-    "scheduler.request_latency_s": Free(
-        scale="linear",
-        prior=MILLI,
-        spread=math.inf,
-        limits=(0.0, 10.0),
-        unit=MILLI,
-    ),
-    "scheduler.request_overhead_s": Free(
-        scale="linear",
-        prior=MILLI,
-        spread=math.inf,
-        limits=(0.0, 10.0),
-        unit=MILLI,
-    ),
+    "scheduler.prefill_factor": FACTOR,
+    "kernels.prefill_attention_factor": FACTOR,
+    "scheduler.request_latency_s": FIXED_TIME,
+    "scheduler.request_overhead_s": FIXED_TIME,
 }
 """Numbers of what comes before a first token."""
-SERVED_PRIOR_WEIGHT = 0.05
-"""A prior's standard deviation counts as an error of this size of one load."""
-SERVED_LOSS_SCALE = 0.1
-"""Relative error from which a load counts by its size, no longer by its square: one that was
-disturbed must not bend the fit."""
+ROBUSTLY: dict[str, Any] = {
+    # a prior's standard deviation counts as an error of this size of one load
+    "pull": 0.05,
+    "loss": "soft_l1",
+    # relative error from which a load counts by its size, no longer by its square: one that was
+    # disturbed must not bend the fit
+    "f_scale": 0.1,
+    "x_scale": "jac",
+}
 MIN_ERROR, MAX_ERROR = 0.03, 0.5
 """Bounds of the error that a fitted profile states: repetitions of a load differ by 3 %, however well
 the loads that were sent are fitted."""
@@ -384,15 +362,8 @@ def fit_server(
         )
         return np.asarray(np.log(steps) - measured)
 
-    solved = solve(
-        FREE,
-        residuals,
-        pull=SERVED_PRIOR_WEIGHT,
-        loss="soft_l1",
-        f_scale=SERVED_LOSS_SCALE,
-        x_scale="jac",
-    )
-    engine = _with_prompts(_engine(solved.values, setup), points, setup, tp_size)
+    solved = solve(FREE, residuals, **ROBUSTLY)
+    engine = _with_prompts(_engine(solved.values, setup), chosen, setup, tp_size)
     predicted = predicted_steps(points, setup, engine, tp_size=tp_size, gamma=gamma)
     missed = np.log(predicted) - np.log(_measured_steps(points, gamma))
     judges = np.array([point.load.is_judge for point in points])
@@ -470,27 +441,16 @@ def _with_prompts(
     setup: Setup,
     tp_size: int,
 ) -> EngineProfile:
-    """The engine with what fits the first tokens of the loads that do not judge."""
-    fitted = []
-    for point in points:
-        if not point.load.is_judge:
-            fitted.append(point)
-    measured = np.log([point.ttft_s for point in fitted])
+    """The engine with what fits the first tokens of loads."""
+    measured = np.log([point.ttft_s for point in points])
 
     def residuals(values: dict[str, float]) -> Array:
         at = engine.with_constants({"scheduler.prompt_token_latency_s": 0.0, **values})
         return np.asarray(
-            np.log(first_token_s(fitted, setup, at, tp_size=tp_size)) - measured
+            np.log(first_token_s(points, setup, at, tp_size=tp_size)) - measured
         )
 
-    solved = solve(
-        PROMPT_FREE,
-        residuals,
-        pull=SERVED_PRIOR_WEIGHT,
-        loss="soft_l1",
-        f_scale=SERVED_LOSS_SCALE,
-        x_scale="jac",
-    )
+    solved = solve(PROMPT_FREE, residuals, **ROBUSTLY)
     return engine.with_constants(
         {"scheduler.prompt_token_latency_s": 0.0, **solved.values}
     )

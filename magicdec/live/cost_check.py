@@ -158,34 +158,23 @@ def fit_cost(
     after = misses(engine)
     left = math.sqrt(sum(miss**2 for miss in after.values()) / len(after))
     error = max(left, REPETITION_ERROR)
-    engine = engine.with_constants(
+    profile = engine.with_constants(
         {
             "errors.cost_place": cost_place(replace(setup, engine=engine)),
             "errors.cost_step_s": by_gamma[0].tpot_s,
             "errors.cost_error": error,
-        }
-    )
-    profile = replace_names(engine, setup, name, error)
-    return CostFit(
-        profile=profile,
-        before=tuple(math.expm1(before[run.gamma]) for run in runs),
-        after=tuple(math.expm1(after[run.gamma]) for run in runs),
-    )
-
-
-def replace_names(
-    engine: EngineProfile, setup: Setup, name: str, error: float
-) -> EngineProfile:
-    """The profile under its own name, fitted to this server alone."""
-    return engine.with_constants(
-        {
+            "errors.relative_error": error,
             "name": name,
             "description": f"{setup.engine.name}, with the cost of speculation measured on its user's server",
             "fitted_device": setup.hardware.name,
             "fitted_devices": (setup.hardware.name,),
             "fitted_models": (setup.model.name,),
-            "errors.relative_error": error,
         }
+    )
+    return CostFit(
+        profile=profile,
+        before=tuple(math.expm1(before[run.gamma]) for run in runs),
+        after=tuple(math.expm1(after[run.gamma]) for run in runs),
     )
 
 

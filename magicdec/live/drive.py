@@ -116,19 +116,6 @@ class LoadPlan:
         return [probe, *rounds, probe]
 
 
-def _check_load(load: SentLoad, max_len: int) -> None:
-    """Refuses a load that cannot be sent."""
-    if not 1 <= load.concurrency <= MAX_CONCURRENCY:
-        raise ConfigError(
-            f"concurrency must be between 1 and {MAX_CONCURRENCY}, not {load.concurrency}"
-        )
-    if load.prompt_len < 1 or load.prompt_len + load.output_len > max_len:
-        raise ConfigError(
-            f"a prompt of {load.prompt_len} and {load.output_len} output tokens do not fit "
-            f"{max_len} tokens; the longest prompt is {max(max_len - load.output_len, 1)}"
-        )
-
-
 def plan_loads(
     *,
     concurrencies: Sequence[int],
@@ -173,7 +160,15 @@ def plan_loads(
                 output_len=outputs(concurrency, prompt_len),
                 is_judge=(row + column) % 2 == 1,
             )
-            _check_load(load, max_len)
+            if not 1 <= concurrency <= MAX_CONCURRENCY:
+                raise ConfigError(
+                    f"concurrency must be between 1 and {MAX_CONCURRENCY}, not {concurrency}"
+                )
+            if prompt_len < 1 or prompt_len + load.output_len > max_len:
+                raise ConfigError(
+                    f"a prompt of {prompt_len} and {load.output_len} output tokens do not fit "
+                    f"{max_len} tokens; the longest prompt is {max(max_len - load.output_len, 1)}"
+                )
             loads.append(load)
     if output_len < 8 or not 1 <= rounds <= 100:
         raise ConfigError("loads need at least 8 output tokens, and 1 to 100 rounds")

@@ -157,11 +157,9 @@ def _causes(
     setup = situation.setup
     engine = with_host_times(setup.engine)
     layers = setup.model.num_hidden_layers
+    older_s = engine.overheads.older_sequence_overhead_s or 0.0
     # what a sequence adds to a step that is scheduled between others
-    sequence_s = 0.0
-    if engine.overheads.older_sequence_overhead_s is not None:
-        older_s = engine.overheads.older_sequence_overhead_s
-        sequence_s = max(older_s - engine.overheads.sequence_overhead_s, 0.0)
+    sequence_s = max(older_s - engine.overheads.sequence_overhead_s, 0.0)
     causes = {
         PIECEWISE: engine.graphs.piecewise_middle_s(layers, step_s),
         BETWEEN_STEPS: batch * sequence_s

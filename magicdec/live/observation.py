@@ -299,12 +299,19 @@ def observe(scrapes: Sequence[Scrape], target: Target) -> Observation:
             "wrong order"
         )
     segments = tuple(_counts(before, after, target) for before, after in unbroken)
+    times_s = []
+    for before, after in unbroken:
+        if before.time_s is not None and after.time_s is not None:
+            times_s.append(after.time_s - before.time_s)
+    window_s = None
+    if len(times_s) == len(unbroken):
+        window_s = math.fsum(times_s)
     observation = Observation(
         target=target,
         segments=segments,
         counts=functools.reduce(operator.add, segments),
         load=_load(scrapes, target),
-        window_s=_window_s(unbroken),
+        window_s=window_s,
         num_scrapes=len(scrapes),
         num_restarts=len(intervals) - len(unbroken),
         announced=announced(scrapes[-1], target),
@@ -316,16 +323,6 @@ def observe(scrapes: Sequence[Scrape], target: Target) -> Observation:
             f"{scrapes[-1].where} counts sequences of {length:g} tokens, longer than any"
         )
     return observation
-
-
-def _window_s(intervals: Sequence[tuple[Scrape, Scrape]]) -> float | None:
-    """Seconds of the intervals. None where a scrape has no time."""
-    durations = []
-    for before, after in intervals:
-        if before.time_s is None or after.time_s is None:
-            return None
-        durations.append(after.time_s - before.time_s)
-    return math.fsum(durations)
 
 
 def _counts(before: Scrape, after: Scrape, target: Target) -> CounterIncreases:
@@ -347,11 +344,12 @@ def _counts(before: Scrape, after: Scrape, target: Target) -> CounterIncreases:
     if by_position:
         counts["accepted"] = math.fsum(by_position)
     elif counts["accepted"] is None:
-        counts["accepted"] = _accepted(
-            counts["drafts"],
-            counts["output_tokens"],
-            counts["requests"],
-        )
+        drafts = counts["drafts"]
+        output_tokens = counts["output_tokens"]
+        requests = counts["requests"]
+        if drafts and output_tokens is not None and requests is not None:
+            # a verification emits one token more than it accepts
+            counts["accepted"] = max(output_tokens - requests - drafts, 0.0)
     return CounterIncreases(accepted_by_position=by_position, **counts)
 
 
@@ -372,17 +370,6 @@ def _by_position(
         if position.isdecimal() and len(position) <= len(str(MAX_POSITIONS)):
             increases.append((int(position), value - start.get(position, 0.0)))
     return tuple(increase for _, increase in sorted(increases))
-
-
-def _accepted(
-    drafts: float | None,
-    output_tokens: float | None,
-    requests: float | None,
-) -> float | None:
-    """Accepted tokens, from the output: a verification emits one more than it accepts."""
-    if not drafts or output_tokens is None or requests is None:
-        return None
-    return max(output_tokens - requests - drafts, 0.0)
 
 
 def _load(scrapes: Sequence[Scrape], target: Target) -> MeanGauges:
@@ -470,30 +457,21 @@ def parse_draft(
         method = "full"
         if text == SELF:
             method = "streamingllm"
-    _check_budget(text, method, budget)
-    if method not in (*SPARSE_METHODS, "full"):
-        raise unknown_choice("draft method", method, SPARSE_METHODS)
-    return ServedDraft(name=text, method=method, budget=budget)
-
-
-def _check_budget(text: str, method: str, budget: int | None) -> None:
-    """Refuses a budget without a sparse method, and a sparse method without a budget."""
     is_sparse = method in SPARSE_METHODS
-    if budget is None:
-        if is_sparse:
-            raise ConfigError(
-                f"draft {text} with method {method} needs a --draft-budget"
-            )
-        return
-    if not 0 < budget <= MAX_COUNTED_CONTEXT:
+    if is_sparse and budget is None:
+        raise ConfigError(f"draft {text} with method {method} needs a --draft-budget")
+    if budget is not None and not 0 < budget <= MAX_COUNTED_CONTEXT:
         raise ConfigError(
             f"a draft's budget is between 1 and {MAX_COUNTED_CONTEXT} tokens, not {budget}"
         )
-    if not is_sparse:
+    if budget is not None and not is_sparse:
         raise ConfigError(
             f"--draft-budget goes with a sparse method ({', '.join(SPARSE_METHODS)}), "
             f"not with {method}"
         )
+    if method not in (*SPARSE_METHODS, "full"):
+        raise unknown_choice("draft method", method, SPARSE_METHODS)
+    return ServedDraft(name=text, method=method, budget=budget)
 
 
 def announced(scrape: Scrape, target: Target) -> ServedDraft | None:

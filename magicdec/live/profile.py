@@ -40,15 +40,14 @@ def measurements(
         if draft.may_be_absent:
             blocks = max(counters.steps or drafts, drafts)
         rows.append(np.minimum.accumulate((blocks, *_survivors(observation, counters))))
-    return _at(Counts.of_survivors(rows), draft, context)
-
-
-def _at(counts: Counts, draft: ServedDraft, context: float) -> list[Measurement]:
     budget = context
     if draft.budget is not None:
         budget = min(float(draft.budget), context)
     return measurements_of(
-        counts, draft_method=draft.method, budget=budget, context=context
+        Counts.of_survivors(rows),
+        draft_method=draft.method,
+        budget=budget,
+        context=context,
     )
 
 

@@ -26,7 +26,6 @@ from magicdec.live.metrics import MAX_WINDOW_S, Scrape, scrapes
 from magicdec.live.observation import Observation, ServedDraft, agreed
 from magicdec.live.profile import MIN_DRAFTS, rates, tokens_stderr
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
-from magicdec.perfmodel.acceptance.fit import MeasuredRates
 from magicdec.reports.text import table_lines
 from magicdec.units import format_seconds
 
@@ -203,6 +202,13 @@ class View:
         draft_fields = None
         if observation.is_speculative:
             draft_fields = dataclasses.asdict(draft)
+        advised = None
+        if advice is not None:
+            advised = {
+                "answer": advice.answer,
+                "gamma": advice.best.gamma,
+                "choices": [dataclasses.asdict(choice) for choice in advice.choices],
+            }
         return {
             "engine": observation.target.series.engine,
             "model": observation.target.model,
@@ -224,7 +230,7 @@ class View:
             "fault": fault_in(observation, draft),
             "form": observation.form,
             "wrong": list(observation.faults),
-            "advice": _advice_document(advice),
+            "advice": advised,
             "notes": [
                 line.removeprefix("  note: ") for line in notes(observation, draft)
             ],
@@ -243,16 +249,6 @@ def fault_in(observation: Observation, draft: ServedDraft) -> str:
     if not is_nothing(accepted, tried):
         return ""
     return nothing_accepted(str(draft), accepted=accepted, tried=tried)
-
-
-def _advice_document(advice: Advice | None) -> dict[str, Any] | None:
-    if advice is None:
-        return None
-    return {
-        "answer": advice.answer,
-        "gamma": advice.best.gamma,
-        "choices": [dataclasses.asdict(choice) for choice in advice.choices],
-    }
 
 
 def observation_lines(observation: Observation, draft: ServedDraft) -> list[str]:
@@ -329,7 +325,10 @@ def _acceptance_lines(observation: Observation, draft: ServedDraft) -> list[str]
         lines.append(_row("tokens/step", f"{tokens:.3f} ± {Z_90 * stderr:.3f}"))
     measured = rates(observation, draft)
     if measured is not None:
-        lines.append(_row("accepted", rates_text(measured)))
+        cells = []
+        for rate, error in zip(measured.rates, measured.stderr, strict=True):
+            cells.append(f"{rate:.3f}±{Z_90 * error:.3f}")
+        lines.append(_row("accepted", f"{'  '.join(cells)} by position"))
     return lines
 
 
@@ -423,14 +422,6 @@ def _advice_line(advice: Advice) -> str:
     )
 
 
-def rates_text(measured: MeasuredRates) -> str:
-    cells = zip(measured.rates, measured.stderr, strict=True)
-    return (
-        "  ".join(f"{rate:.3f}±{Z_90 * error:.3f}" for rate, error in cells)
-        + " by position"
-    )
-
-
 def notes(observation: Observation, draft: ServedDraft) -> list[str]:
     """Warnings about the numbers: gaps in them, and likely misreadings."""
     counts = observation.counts
@@ -469,8 +460,18 @@ def notes(observation: Observation, draft: ServedDraft) -> list[str]:
             "saved scrapes hold no times: tokens per second are not known, and gauges are of "
             "these two instants"
         )
-    if _has_short_drafts(observation):
-        texts.append(_on_short_drafts(draft))
+    most = SHORT_DRAFT * ((observation.gamma or 0) * (counts.drafts or 0.0))
+    is_short = 0 < (counts.draft_tokens or 0.0) < most
+    if is_short and draft.may_be_absent:
+        texts.append(
+            "positions that were not drafted count as not accepted: the rates give the real "
+            "tokens per step"
+        )
+    elif is_short:
+        texts.append(
+            "drafts were often shorter than gamma (a gamma that adapts?): "
+            "deep rates are underestimated"
+        )
     missing = _missing(observation)
     if is_live and missing:
         texts.append(missing)
@@ -480,27 +481,6 @@ def notes(observation: Observation, draft: ServedDraft) -> list[str]:
 def _is_idle(observation: Observation) -> bool:
     counts = observation.counts
     return not (counts.output_tokens or counts.drafts or counts.counted_steps)
-
-
-def _on_short_drafts(draft: ServedDraft) -> str:
-    if draft.may_be_absent:
-        return (
-            "positions that were not drafted count as not accepted: the rates give the real "
-            "tokens per step"
-        )
-    return (
-        "drafts were often shorter than gamma (a gamma that adapts?): "
-        "deep rates are underestimated"
-    )
-
-
-def _has_short_drafts(observation: Observation) -> bool:
-    """Whether the drafts were much shorter on average than gamma."""
-    counts = observation.counts
-    if not counts.drafts or not observation.gamma:
-        return False
-    longest = observation.gamma * counts.drafts
-    return 0 < (counts.draft_tokens or 0.0) < SHORT_DRAFT * longest
 
 
 def _missing(observation: Observation) -> str:
