@@ -6,6 +6,7 @@ made of, the tables of traffic, and the paper's rows.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -51,26 +52,27 @@ INSIDE = "inside the 90 % interval"
 EXPLANATION = f"""## How to read it
 
 A *lane* is an engine and a range of its versions, a sort of draft, a kind of model (dense, mixture of experts,
-hybrid), and whether the device's own kernels were timed or another's are borrowed. Every row of a plan names its
+hybrid), and whether the device's own kernels were timed or another's are borrowed; every row of a plan names its
 lane. *Off* is the median absolute error, *bias* the median of the signed errors, *inside* the share of rows within
-the 90 % interval whose width comes from the other sources: no source is judged by a width that it set. A lane with
-fewer than {LEAST_SOURCES} sources takes the width of the next wider lane that has as many, where its own rows do
-not need more; in a plan it is no narrower than what its engine's profile states (`errors.speedup_relative_error`).
+the 90 % interval, whose width comes from the other sources. A lane with fewer than {LEAST_SOURCES} sources takes the
+width of the next wider lane that has as many, unless its own rows need more; in a plan it is no narrower than its
+engine's profile states (`errors.speedup_relative_error`). The tables here are by engine and sort of draft;
+`evidence/data/lanes.csv` has every lane, with its width.
 
-Whose time per token: where a source states a server's rate, total time over tokens, prompts inside; where it states a
-request's, the time between its tokens. Speedups are ratios of the same figure with and without the draft.
+Times per token are a server's total time over tokens, prompts inside, where a source states its rate; a request's
+time between tokens where it states that. Speedups are ratios of the same figure with and without the draft.
 
 *In sample*: the constants of steps in vLLM, SGLang and TensorRT-LLM were fitted to a part of these servers, so their
-steps without a draft, and the speedups of trained heads in vLLM, are partly in sample; with each source left out of the
-fit, errors are in [validation.md](validation.md#servers-with-and-without-speculation). *Acceptance believed* is the
-answer of a plan before anything is measured, of every pair, whether it states its tokens per step or not. What a pair's
-source published of its draft is left out of the belief, and its servers are left out of its lane's width; *inside* is
-between the ends that a plan would print.
+steps without a draft, and the speedups of trained heads in vLLM, are partly in sample;
+[validation.md](validation.md#servers-with-and-without-speculation) has the errors with each source left out of the
+fit. *Acceptance believed* is a plan's answer before anything is measured: what a pair's source published of its draft
+is left out of the belief, its servers out of its lane's width, and *inside* is between the ends that a plan would
+print.
 """
 CALIBRATION_TEXT = """A pair pays where its measured speedup is above 1. Each source counts the same; the last column is
-a bootstrap over sources. The Brier score is the mean of (P - outcome)², 0 at best. Widths, and beliefs, come from the
-other sources. Ten sources, whose rows share a server and often a text, leave wide ends; of 763 rows of published
-acceptance 89 % lie inside, each text and its source left out (`python -m evidence acceptance --leave-out text`).
+a bootstrap over sources, wide since there are ten. The Brier score is the mean of (P - outcome)², 0
+at best. Of 763 rows of published acceptance 89 % lie inside, each text and its source left out
+(`python -m evidence acceptance --leave-out text`).
 """
 TRAFFIC_TEXT = """vLLM on H100 (`python -m evidence traffic evidence/data/traffic/*.csv`). The closed loops gave
 three of the engine's constants ([traffic.md](traffic.md#how-right)); one server close to saturation sets the mean
@@ -79,10 +81,9 @@ errors at a rate.
 END = """
 ## What is not here
 
-Rows that state no tokens per step, no baseline or no device, and those whose source says that arms differ in more
-than the draft, are left out and counted by `python -m evidence lanes`. Sources that state a ratio alone are judged by
-their speedups, not by their times. The belief's own errors, kernels alone and our own grids are in
-[validation.md](validation.md).
+`python -m evidence lanes` leaves out and counts rows that state no tokens per step, no baseline or no device, and
+those whose source says that arms differ in more than the draft. Sources that state a ratio alone are judged by it.
+Kernels alone and our own grids are in [validation.md](validation.md).
 """
 
 
@@ -92,12 +93,10 @@ def percent(value: float | None) -> str:
 
 def table(rows: list[LaneRow]) -> list[str]:
     lines = [
-        "| lane | rows | sources | off | bias | inside | 1.645 widths | width of |",
-        "|---|---|---|---|---|---|---|---|",
+        "| lane | rows | sources | off | bias | inside |",
+        "|---|---|---|---|---|---|",
     ]
     for row in rows:
-        is_of_lane = row.figure != FIGURES[-1]
-        owner = "" if row.width_of == row.lane.label else row.width_of
         cells = [
             row.lane.label,
             str(row.rows),
@@ -105,8 +104,6 @@ def table(rows: list[LaneRow]) -> list[str]:
             percent(row.median_error),
             percent(row.bias),
             percent(row.coverage),
-            percent(1.645 * row.width) if is_of_lane else "",
-            owner if is_of_lane else "",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -132,13 +129,22 @@ def published_lines() -> list[str]:
 
 
 def lane_lines(figure: Figure) -> list[str]:
-    """Each engine and sort of draft, over all versions, models and devices."""
+    """Each engine and sort of draft, over all versions, models and devices; one engine alone stands for all of them."""
     rows = {}
     for row in read_lanes(LANES).values():
         lane = row.lane
         if row.figure == figure and lane.versions == lane.model == lane.device == ANY:
             rows[lane.label] = row
-    return table(list(rows.values()))
+    counts = Counter((row.lane.draft, row.rows) for row in rows.values())
+    return table(
+        [
+            row
+            for row in rows.values()
+            if row.lane.engine != ANY
+            or row.lane.draft == ANY
+            or counts[row.lane.draft, row.rows] == 1
+        ]
+    )
 
 
 def calibration_lines() -> list[str]:
@@ -309,16 +315,15 @@ def picture() -> str:
 def page() -> str:
     lines = [
         "# Accuracy\n",
-        "How far predictions are off where somebody measured, by kind of server. The rows lie in",
-        "[evidence/data](../evidence/data/README.md); from a checkout",
-        "`python -m evidence lanes -o evidence/data/lanes.csv --calibration evidence/data/calibration.csv`",
-        "makes the lanes of them, and `python -m evidence.accuracy_page` this page. Plans read",
-        "`magicdec/specs/data/lanes.csv`, whose widths still have nineteen rows of 80 GB cards that nobody named.\n",
+        "How far predictions are off where somebody measured. The rows lie in",
+        "[evidence/data](../evidence/data/README.md);",
+        "`python -m evidence lanes -o evidence/data/lanes.csv --calibration evidence/data/calibration.csv` makes the",
+        "lanes of them, and `python -m evidence.accuracy_page` this page. Plans read `magicdec/specs/data/lanes.csv`,",
+        "whose widths still have nineteen rows of 80 GB cards that nobody named.\n",
         *summary(),
         "",
         EXPLANATION,
         "## End to end, the acceptance believed\n",
-        "Here and below by engine and sort of draft; every lane is a row of `evidence/data/lanes.csv`.\n",
         *lane_lines(BELIEVED),
         "\n## Is a probability what it says?\n",
         CALIBRATION_TEXT,
