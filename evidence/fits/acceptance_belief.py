@@ -108,7 +108,7 @@ class Prepared:
 
 def level_matches(points: Sequence[Point], level: Level) -> Any:
     """Products of a level's covariate where points share its value, 0 elsewhere: [points, points]."""
-    keys = belief.level_keys(points, level)
+    keys = belief.level_keys([point.situation for point in points], level)
     values = np.array([belief.COVARIATES[level.covariate](point) for point in points])
     return (np.array(keys)[:, None] == np.array(keys)) * np.outer(values, values)
 
@@ -184,6 +184,7 @@ def _most_likely(data: Prepared) -> tuple[Array, Array, dict[str, dict[str, floa
             gradient
         ) + data.held * away
 
+    situations = [point.situation for point in data.points]
     x = np.full(len(data.usual), np.log(START_SD))
     for number in range(ROUNDS):
         steps = LIKELIHOOD_STEPS if number == 0 else LIKELIHOOD_STEPS // 4
@@ -192,7 +193,7 @@ def _most_likely(data: Prepared) -> tuple[Array, Array, dict[str, dict[str, floa
         scaled = inverse @ data.logits
         for index, level in enumerate(LEVELS):
             if level.name in HEAVY:
-                keys = belief.level_keys(data.points, level)
+                keys = belief.level_keys(situations, level)
                 values = _level_weights(
                     keys, weights.get(level.name, {}), x[index], inverse, scaled
                 )

@@ -176,8 +176,9 @@ def test_a_belief_is_fitted_and_asked_as_one_conditioning() -> None:
     scales = beliefs.fitted_belief().scales
     weights = np.linspace(0.4, 1.0, len(chosen))
     known = Evidence.of(chosen, scales, weights)
+    situations = [point.situation for point in known.points]
     shared = {
-        level.name: sorted(set(beliefs.level_keys(known.points, level)))
+        level.name: sorted(set(beliefs.level_keys(situations, level)))
         for level in beliefs.SHARED_LEVELS
     }
     fitted = beliefs.fitted_from(

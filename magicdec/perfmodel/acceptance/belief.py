@@ -19,7 +19,7 @@ from __future__ import annotations
 import gzip
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -439,16 +439,9 @@ def feature_matrix(points: Sequence[Point]) -> Array:
     return matrix
 
 
-def level_keys(points: Sequence[Point], level: Level) -> list[str]:
-    """A level's value at each point; what is not said is the run's own."""
-    known: dict[int, str] = {}  # several points are of one situation
-    keys = []
-    for point in points:
-        at = point.situation
-        if id(at) not in known:
-            known[id(at)] = level.key(at) or f"\0{run_of(at)}"
-        keys.append(known[id(at)])
-    return keys
+def level_keys(situations: Iterable[Situation], level: Level) -> list[str]:
+    """A level's value in each situation; what is not said is the run's own."""
+    return [level.key(at) or f"\0{run_of(at)}" for at in situations]
 
 
 class Shares(NamedTuple):
@@ -491,11 +484,15 @@ def shares_of(points: Sequence[Point], scales: Scales) -> Shares:
         name: np.array([value(point) for point in points])
         for name, value in COVARIATES.items()
     }
+    # several points are of one situation, and a level's value is the situation's
+    situations = {id(point.situation): point.situation for point in points}
+    number_of = {key: number for number, key in enumerate(situations)}
+    situation_at = np.array([number_of[id(point.situation)] for point in points])
     for place, level in enumerate(LEVELS):
-        keys = level_keys(points, level)
+        keys = level_keys(situations.values(), level)
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         names.append(list(numbers))
-        values[place] = [numbers[key] for key in keys]
+        values[place] = np.array([numbers[key] for key in keys])[situation_at]
         weights = scales.weights.get(level.name, {})
         sd = np.array([weights.get(key, 1.0) ** -0.5 for key in numbers])
         sd *= scales.levels[level.name]
@@ -606,11 +603,10 @@ def shared_matrix(
     matrix = np.zeros((len(points), len(FEATURES) + len(place)))
     matrix[:, : len(FEATURES)] = feature_matrix(points)
     for number, level in enumerate(LEVELS):
-        for value, name in enumerate(shares.names[number]):
-            column = place.get((level.name, name))
-            if column is not None:
-                has_value = shares.values[number] == value
-                matrix[has_value, column] += shares.factors[number, has_value]
+        columns = [place.get((level.name, name), -1) for name in shares.names[number]]
+        column_at = np.array(columns)[shares.values[number]]
+        rows = np.flatnonzero(column_at >= 0)
+        matrix[rows, column_at[rows]] = shares.factors[number, rows]
     return matrix
 
 
