@@ -6,7 +6,7 @@
     python scripts/proof.py --kernels                   every kernel on 10,000 random works a device, and its refits
     python scripts/proof.py --ignore refusal notes      without these terms (a name, or its beginning)
     python scripts/proof.py surfaces --quick            what some 200 commands print and write; without --quick 600
-    python scripts/proof.py surfaces --deleted REGEX    but for lines that a change deletes
+    python scripts/proof.py surfaces --deleted FILE     but for what a change deletes (tests/golden/deleted.toml)
     python scripts/proof.py --update-golden             rewrites the golden values of tests/perfmodel/test_golden.py
 
 Each side answers the same seeded requests (tests/golden/proof_requests.py) in a process of its own; every number of
@@ -24,6 +24,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -46,6 +48,11 @@ from proof_requests import draw, draw_kernels  # noqa: E402
 TOLERANCE = 1e-12
 SHOWN = 200
 """Characters of a line that differs."""
+HEADLINES = 3
+"""Lines of a printed plan before its statements."""
+WIDTH = 80
+"""Columns of the texts that commands print."""
+REFILLED = "default texts where another statement took the line"
 KEPT = Path(tempfile.gettempdir()) / f"magicdec-proof-{os.getuid()}"
 """Answers of revisions, which do not change."""
 Moved = dict[str, list[tuple[int, float, str]]]
@@ -65,7 +72,12 @@ def tree(revision: str) -> Iterator[Path]:
         yield ROOT
         return
     with tempfile.TemporaryDirectory() as folder:
-        command = ["git", "-C", ROOT, "archive", revision, "magicdec", "tests"]
+        parts = [
+            part
+            for part in ("magicdec", "tests", "evidence")
+            if git("ls-tree", revision, part)
+        ]
+        command = ["git", "-C", ROOT, "archive", revision, *parts]
         archive = subprocess.run(command, check=True, capture_output=True)
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
         yield Path(folder)
@@ -145,11 +157,12 @@ def compare_surfaces(
     before: dict[str, str],
     after: dict[str, str],
     ignored: tuple[str, ...],
-    deleted: str | None,
+    deleted: list[dict[str, Any]],
 ) -> int:
-    """Prints each pair of first lines that differ, with the surfaces that they begin to differ in."""
-    lost = re.compile(deleted) if deleted else None
+    """Prints each pair of first lines that differ, with the surfaces that they begin to differ in, and how many
+    surfaces differ by nothing but each deletion."""
     moved: dict[tuple[str, str], list[str]] = {}
+    causes: Counter[str] = Counter()
     skipped = 0
     for name, old in before.items():
         if name.startswith(ignored):
@@ -157,15 +170,26 @@ def compare_surfaces(
         if name not in after:
             skipped += 1
             continue
-        sides = []
-        for text in (old, after[name]):
-            lines = text.splitlines()
-            sides.append([line for line in lines if not (lost and lost.search(line))])
-        if sides[0] == sides[1]:
+        if old == after[name]:
             continue
-        pairs = zip_longest(*sides, fillvalue="(nothing)")
-        first = next(pair for pair in pairs if pair[0] != pair[1])
-        moved.setdefault(first, []).append(name)
+        sides = [_statements(old), _statements(after[name])]
+        found: list[str] = []
+        for each in deleted:
+            if any(part in name for part in each.get("surfaces", ())):
+                left = ["", ""]
+            else:
+                left = [_without(text, each) for text in sides]
+            if left != sides:
+                found.append(each["why"])
+            sides = left
+        lines = [text.splitlines() for text in sides]
+        if found and _is_refilled(name, *lines):
+            found.append(REFILLED)
+        elif sides[0] != sides[1]:
+            pairs = zip_longest(*lines, fillvalue="(nothing)")
+            first = next(pair for pair in pairs if pair[0] != pair[1])
+            moved.setdefault(first, []).append(name)
+        causes.update(found)
     for (old, new), names in moved.items():
         start = 0
         if len(old) > SHOWN and len(new) > SHOWN:
@@ -174,11 +198,59 @@ def compare_surfaces(
             start = max(0, alike - SHOWN // 2)
         print(f"{len(names)} x  {names[0]}")
         print(f"  - {old[start : start + SHOWN]}\n  + {new[start : start + SHOWN]}")
+    for why, number in causes.most_common():
+        print(f"{number:5}  deleted: {why}")
     differ = sum(map(len, moved.values()))
     print(
         f"{len(before)} surfaces, {skipped} of commands that are no more, {differ} differ"
     )
     return int(bool(moved))
+
+
+def _statements(text: str) -> str:
+    """A document in one layout; a printed text with each statement on one line."""
+    plain = text.removeprefix("0\n").strip()
+    if plain.startswith("{") and "\n{" not in plain:
+        return json.dumps(json.loads(plain), indent=1, ensure_ascii=False)
+    if "</html>" in text:
+        return text.replace("<li>", "\n<li>")
+    found = ""
+    for line in text.splitlines():
+        is_wrapped = len(line) == WIDTH or line.endswith(" ")
+        found += line.rstrip() + (" " if is_wrapped else "\n")
+    return found
+
+
+def _without(text: str, deletion: dict[str, Any]) -> str:
+    """A document without keys, by the ends of their paths, or a text without the parts that expressions match."""
+    if text.startswith("{\n"):
+        document = _without_keys(json.loads(text), deletion.get("keys", []), "")
+        return json.dumps(document, indent=1, ensure_ascii=False)
+    for part in deletion.get("parts", ()):
+        text = re.sub(part, "", text, flags=re.MULTILINE)
+    return text
+
+
+def _without_keys(value: Any, keys: list[str], path: str) -> Any:
+    if isinstance(value, list):
+        return [_without_keys(each, keys, path) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: _without_keys(each, keys, f"{path}.{name}")
+        for name, each in value.items()
+        if not f"{path}.{name}".endswith(tuple(f".{key}" for key in keys))
+    }
+
+
+def _is_refilled(name: str, old: list[str], new: list[str]) -> bool:
+    """Whether a plan's default text, which has room for so many lines, differs in other statements alone."""
+    if not name.startswith("plan ") or not name.endswith(".json") or ": " in name:
+        return False
+    gone = [line for line in old if line not in new]
+    come = [line for line in new if line not in old]
+    begin = old[:HEADLINES] == new[:HEADLINES]
+    return begin and max(len(gone), len(come)) in range(1, 4)
 
 
 def difference(before: Any, after: Any) -> tuple[float, str] | None:
@@ -291,7 +363,7 @@ def main() -> int:
         "--tokens", action="store_true", help="surfaces: what drawn models speak, too"
     )
     parser.add_argument(
-        "--deleted", metavar="REGEX", help="surfaces: lines that are not compared"
+        "--deleted", metavar="FILE", help="surfaces: what is not compared, and why"
     )
     parser.add_argument("--update-golden", action="store_true")
     given = parser.parse_args()
@@ -315,7 +387,11 @@ def main() -> int:
                 surfaces(side, inputs, lines, tokens=given.tokens)
                 for side in (base, head)
             )
-        return compare_surfaces(old, new, tuple(given.ignore), given.deleted)
+        deleted: list[dict[str, Any]] = []
+        if given.deleted:
+            text = Path(given.deleted).read_text(encoding="utf-8")
+            deleted = tomllib.loads(text)["deleted"]
+        return compare_surfaces(old, new, tuple(given.ignore), deleted)
     if given.kernels:
         requests = draw_kernels(given.seed)
     else:

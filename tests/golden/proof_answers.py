@@ -205,7 +205,8 @@ def _points(request: dict[str, Any]) -> Answer:
         ):
             found[f"{name}.{part}"] = value
     need = prediction.memory
-    found |= {f"memory.{name}": value for name, value in vars(need).items()}
+    fields = getattr(need, "__struct_fields__", None) or vars(need)
+    found |= {f"memory.{name}": getattr(need, name) for name in fields}
     found["memory.fits"] = need.fits
     bounds = find("interval")(prediction, find("tokens_error")(prediction, law))
     ends = ("speedup_low", "speedup_high", "tpot_low_s", "tpot_high_s")
@@ -266,11 +267,12 @@ def _deeper(
 
 def _kernels(request: dict[str, Any]) -> Answer:
     """Seconds of random works of every table of timed kernels on one device, in every number format."""
-    from magicdec.perfmodel.kernels.profile import TABLES
+    from magicdec.perfmodel.kernels.profile import KERNELS
 
+    tables = [table for kernel in KERNELS for table in kernel.tables]
     profile, found = find("load_hardware")(request["hardware"]), {}
     rng = np.random.default_rng(request["seed"])
-    for table in sorted(TABLES, key=lambda table: table.kind):
+    for table in sorted(tables, key=lambda table: table.kind):
         most = {
             "kv_len": 1e6,
             "prompt_len": 1e5,
