@@ -29,7 +29,7 @@ if not Path("/dev/nvidiactl").exists():
         "TRITON_INTERPRET", "1"
     )  # without a GPU kernels run in Triton's interpreter
 
-# The same examples in every run: a commit that passes once passes again. HYPOTHESIS_PROFILE=default tries others.
+# The same examples in every run: a commit that passes once passes again. HYPOTHESIS_PROFILE=others draws new ones.
 try:
     from hypothesis import HealthCheck, settings
 except ImportError:  # the environment of `make test-vllm`
@@ -38,9 +38,13 @@ else:
     # how quickly inputs are made measures the machine, not the code
     settings.register_profile(
         "steady",
+        max_examples=25,
         derandomize=True,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.register_profile(
+        "others", deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 

@@ -17,29 +17,15 @@ from magicdec.errors import ConfigError
 from magicdec.schema.request import request_options
 from magicdec.schema.row import COLUMNS
 from magicdec.specs.catalog import MODELS_DIRECTORY
+from tests.processes import Program
 from tests.same import assert_same
 
 RECORDS = Path(__file__).resolve().parents[1] / "results" / "demo-2-cores.jsonl"
 
 
-def test_plan_answers_as_the_command_does() -> None:
-    command = (
-        "plan",
-        "--batch",
-        "8,64",
-        "--context",
-        "4k,32k",
-        "--tpot-ms",
-        "80",
-        "--format",
-        "json",
-    )
-    printed = subprocess.run(
-        [sys.executable, "-m", "magicdec", *command],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def test_plan_answers_as_the_command_does(program: Program) -> None:
+    asked = ("--batch", "8,64", "--context", "4k,32k", "--tpot-ms", "80")
+    printed = program("plan", *asked, "--format", "json")
     plan = magicdec.plan(batch=[8, 64], context=["4k", 32768], tpot_ms=80)
     assert_same(json.loads(plan.to_json()), json.loads(printed.stdout))
 
@@ -120,7 +106,7 @@ def test_the_interface_is_listed_explained_and_short(tmp_path: Path) -> None:
         f"{name}: {asked.help}" in (magicdec.plan.__doc__ or "")
         for name, asked in request_options().items()
     )
-    plan = magicdec.plan(batch=64, context=[4096, 32768], plugin=True)
+    plan = magicdec.plan(batch=64, context=[4096, 32768])
     assert repr(plan).count("\n") == 2
     assert f"{plan.other_cases[0].best.speedup:.2f}x" in repr(plan)
     (tmp_path / "plan.json").write_text(plan.to_json())

@@ -1,4 +1,5 @@
-"""Every command of the README, of docs/ and of each command's --help runs, in the order in which it is written.
+"""Every command of the README, of docs/ and of each command's --help runs, in the order in which it is written: the
+README's by default, the others in the slow tests.
 
 Those that measure take minutes: by default they are not run, and in the slow tests they run with smaller numbers
 (`SMALLER`; an option given twice takes its last value).
@@ -240,24 +241,34 @@ def is_left_out(command: str) -> bool:
 
 
 READERS = ("plan", "sensitivity", "models", "records", "validate")
-"""Commands that write nothing by default, which are run once, in the first document that has them."""
+"""Commands that write nothing by default: one of the documents behind the README is run where it has an option that no
+command before it has."""
 
 
-def first_places() -> dict[str, str]:
-    found: dict[str, str] = {}
+def options_of(command: str) -> set[str]:
+    return {
+        word.partition("=")[0] for word in shlex.split(command) if word.startswith("--")
+    }
+
+
+def nothing_new() -> set[tuple[str, str]]:
+    """The documents and their commands that only repeat options of commands before them."""
+    found: set[tuple[str, str]] = set()
+    seen: set[tuple[str, str]] = set()
     for where, text in TEXTS.items():
         for command in commands(text):
+            which = kind(command)
+            brought = {(which, option) for option in ("", *options_of(command))}
             writes = re.search(r" (>|-o|--output|--record|--save\S*) ", command)
-            if (
-                where != QUESTIONS
-                and kind(command).split()[0] in READERS
-                and not writes
-            ):
-                found.setdefault(command, where)
+            is_reader = which.split()[0] in READERS and not writes
+            if where != "README.md" and is_reader and brought <= seen:
+                found.add((where, command))
+            elif not (is_left_out(command) or is_long(command)):
+                seen |= brought
     return found
 
 
-FIRST_PLACES = first_places()
+NOTHING_NEW = nothing_new()
 
 
 def runs(command: str, place: Path) -> None:
@@ -274,27 +285,35 @@ def runs(command: str, place: Path) -> None:
         (place / target.strip()).write_text(done.stdout)
 
 
+PLACES = [name for name, text in TEXTS.items() if commands(text) and name != QUESTIONS]
+
+
 @pytest.mark.parametrize(
     "where",
-    [name for name, text in TEXTS.items() if commands(text) and name != QUESTIONS],
+    [
+        pytest.param(name, marks=() if name == "README.md" else pytest.mark.slow)
+        for name in PLACES
+    ],
 )
 def test_commands_that_do_not_measure_run_as_they_are_written(
     where: str, place: Path
 ) -> None:
     key = read_records(RECORDS)[0].key
     for command in commands(TEXTS[where]):
-        is_repeated = FIRST_PLACES.get(command, where) != where
+        is_repeated = (where, command) in NOTHING_NEW
         if not (is_left_out(command) or is_long(command) or is_repeated):
             runs(command.replace(EXAMPLE_KEY, key), place)
-            continue
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_commands_have_the_options_that_are_written(where: str) -> None:
+    for command in commands(TEXTS[where]):
         known = {
             option
             for each in called(kind(command)).params
             for option in (*each.opts, *each.secondary_opts)
         }
-        assert {
-            word.partition("=")[0] for word in command.split() if word.startswith("--")
-        } <= known, command
+        assert options_of(command) <= known, command
 
 
 LONG_COMMANDS = sorted(

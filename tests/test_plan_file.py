@@ -37,7 +37,7 @@ QUESTIONS = st.fixed_dictionaries(
 
 
 @settings(
-    max_examples=8,
+    max_examples=3,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -76,6 +76,14 @@ def test_a_document_of_many_cases_is_small() -> None:
     assert plan_of(json.loads(document)).to_json() == document
 
 
+@pytest.fixture(scope="module", name="document")
+def document_of_one_case() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(
+        magicdec.plan(hardware="h100", batch=1).to_json()
+    )
+    return document
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -89,8 +97,9 @@ def test_a_document_of_many_cases_is_small() -> None:
         {"other_cases": [3]},
     ],
 )
-def test_damaged_rows_are_refused(damage: dict[str, Any]) -> None:
-    document = json.loads(magicdec.plan(hardware="h100", batch=1).to_json())
+def test_damaged_rows_are_refused(
+    damage: dict[str, Any], document: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigError, match="is not a whole plan"):
         plan_of(document | damage)
 

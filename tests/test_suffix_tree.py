@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("numba")
@@ -41,7 +41,6 @@ def child_of(tree: Tree, texts: np.ndarray, parent: int, token: int) -> int:
     return -1
 
 
-@settings(max_examples=25, deadline=None)
 @given(given_texts=sequences, depth=st.sampled_from([1, 3, 24]))
 def test_a_tree_counts_every_sequence_within_its_room(
     given_texts: list[list[int]], depth: int

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -169,7 +169,6 @@ def row(**values: Any) -> traffic.LoadRow:
     return traffic.LoadRow(**usual | values)
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     rate=st.floats(0.01, 20.0),
     duration=st.floats(1.0, 20.0),

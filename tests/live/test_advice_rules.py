@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.counts import Z_90
@@ -59,7 +59,6 @@ def advice_of(choices: tuple[GammaChoice, ...], in_use: int) -> Any:
 # What to advise
 
 
-@settings(max_examples=60)
 @given(choices=some_choices(), data=st.data())
 def test_the_best_gains_most_of_those_that_are_sure_or_no_deeper_than_in_use(
     choices: tuple[GammaChoice, ...], data: st.DataObject
@@ -77,7 +76,6 @@ def test_the_best_gains_most_of_those_that_are_sure_or_no_deeper_than_in_use(
     assert rival.gain_high == max(choice.gain_high for choice in others)
 
 
-@settings(max_examples=60)
 @given(choices=some_choices(), data=st.data())
 def test_a_change_is_worth_two_percent_and_surely_gains(
     choices: tuple[GammaChoice, ...], data: st.DataObject
@@ -274,7 +272,6 @@ def test_one_of_several_engines_has_a_line_of_its_own() -> None:
     assert ", 2 engines: " in show.observation_lines(whole, parse_draft("eagle3"))[0]
 
 
-@settings(max_examples=60)
 @given(choices=some_choices(), data=st.data())
 def test_the_advice_says_what_to_run_and_what_it_gains(
     choices: tuple[GammaChoice, ...], data: st.DataObject

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import given
-from hypothesis import settings as settings_of
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError
@@ -60,7 +59,6 @@ def is_here(change: Change) -> bool:
 # What comes first
 
 
-@settings_of(max_examples=40)
 @given(changes=st.lists(some_change(), max_size=7))
 def test_sure_costs_come_before_what_is_not_exact_and_that_before_gains(
     changes: list[Change],
@@ -86,7 +84,6 @@ def test_sure_costs_come_before_what_is_not_exact_and_that_before_gains(
     assert ranks == sorted(ranks)
 
 
-@settings_of(max_examples=40)
 @given(changes=st.lists(some_change(), max_size=5), problems=st.booleans(), runs=st.booleans())  # fmt: skip
 def test_the_change_to_make_is_the_first_that_costs_or_likely_gains_here(
     changes: list[Change], problems: bool, runs: bool
@@ -346,7 +343,6 @@ def test_a_setting_costs_what_the_server_gains_without_it(one: str, other: str) 
 # In words
 
 
-@settings_of(max_examples=40)
 @given(changes=st.lists(some_change(), max_size=4), problems=st.booleans(), runs=st.booleans())  # fmt: skip
 def test_the_lines_hold_all_that_was_found_once(
     changes: list[Change], problems: bool, runs: bool

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError, ServerError
@@ -80,7 +80,6 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(windows=st.lists(st.tuples(steps, requests), min_size=1, max_size=3))
 def test_an_observation_is_of_the_steps_between_its_scrapes(
     windows: list[tuple[list[list[int | None]], list[tuple[int, int, float]]]],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("numba")
@@ -54,7 +54,6 @@ def bad_places(files: list[list[Any]]) -> Iterator[tuple[str, str]]:
                 yield row, f"{number}.jsonl line {line}"
 
 
-@settings(max_examples=25, deadline=None)
 @given(files=FILES)
 def test_every_row_is_a_request_or_counted_with_its_reason(
     files: list[list[Any]],

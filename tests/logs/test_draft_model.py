@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
@@ -95,7 +95,6 @@ def test_runs_are_cut_near_the_engine_s_longest_sequence() -> None:
     assert steps[0, : counts[0]].tolist() == [[2, 4, 4], [7, 2, 2]]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     matches=st.lists(st.booleans(), min_size=1, max_size=30),
     prompt_len=st.integers(0, 9),

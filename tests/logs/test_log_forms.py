@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("numba")
@@ -155,7 +155,6 @@ def test_half_of_a_format_is_none(document: dict[str, Any]) -> None:
         rows_of(document, {})
 
 
-@settings(deadline=None)
 @given(
     prompt=st.lists(
         st.sampled_from([3, 0, 2**31 - 1, 2**31, -1, 2.0, 2.7, True, "7", None])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("numba")
@@ -27,7 +27,6 @@ texts = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
 @given(texts=texts, block=st.sampled_from([1, 4, 16]))
 def test_a_cache_with_room_finds_the_longest_prefix_in_whole_blocks(
     texts: list[list[int]], block: int
@@ -49,7 +48,6 @@ def test_a_cache_with_room_finds_the_longest_prefix_in_whole_blocks(
         cache.add(tokens)
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     texts=texts,
     block=st.sampled_from([1, 3, 16]),
@@ -78,7 +76,6 @@ def test_a_cache_of_any_room_holds_the_last_blocks_that_were_used(
             kept = kept[-max(room // block, 1) :]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(
         st.tuples(

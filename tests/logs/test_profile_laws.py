@@ -33,7 +33,6 @@ def binomial(accepted: int, tried: int) -> float:
     return inside * (tried - inside) / tried**3
 
 
-@settings(max_examples=25, deadline=None)
 @given(found=replayed())
 def test_ranges_and_rates_are_those_of_their_steps(
     found: list[tuple[int, int, list[tuple[int, int, int]]]],
@@ -200,7 +199,7 @@ GRIDS: dict[str, tuple[list[int], Callable[[int, int], bool]]] = {
 
 
 @pytest.mark.parametrize("rule", GRIDS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(asked=st.sets(st.integers(1, 9), min_size=1, max_size=3))
 def test_a_grid_is_every_pair_of_the_ends_that_are_asked_for_and_the_usual_others(
     rule: str, asked: set[int]

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("numba")
@@ -31,7 +31,6 @@ def prompt_of(text: Sequence[int], share: float) -> int:
     return max(1, min(len(text) - 1, int(len(text) * share)))
 
 
-@settings(max_examples=40, deadline=None)
 @given(requests=requests, cached=st.sampled_from([-1, 1, 2, 3]))
 def test_the_responses_kept_are_the_last_ones_and_their_tokens(
     requests: list[tuple[list[int], float]], cached: int
@@ -62,7 +61,6 @@ def test_the_responses_kept_are_the_last_ones_and_their_tokens(
         suffix.COMPACT_ABOVE = before
 
 
-@settings(max_examples=40, deadline=None)
 @given(requests=requests, more=st.integers(2, 12), gamma=st.integers(1, 6))
 def test_suffix_drafts_end_before_the_engines_longest_sequence(
     requests: list[tuple[list[int], float]], more: int, gamma: int
@@ -130,7 +128,6 @@ def error_of(parts: list[int], wholes: list[int]) -> Fraction:
     return Fraction(count, count - 1) * spread / sum(wholes) ** 2
 
 
-@settings(max_examples=100, deadline=None)
 @given(found=replayed())
 def test_counts_are_of_every_step(
     found: list[tuple[int, int, list[tuple[int, int, int]]]],
@@ -174,7 +171,6 @@ def test_counts_are_of_every_step(
             )
 
 
-@settings(max_examples=100, deadline=None)
 @given(found=replayed())
 def test_errors_are_those_of_ratios_over_requests(
     found: list[tuple[int, int, list[tuple[int, int, int]]]],
@@ -247,7 +243,6 @@ class PlainCache:
         self.kept = self.kept[-self.room :]
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     used=st.lists(
         st.tuples(st.booleans(), st.lists(st.integers(0, 1), max_size=12)), max_size=20

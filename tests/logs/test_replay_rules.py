@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("numba")
@@ -40,7 +40,6 @@ def as_tuples(steps: np.ndarray) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(
     "rule", ["ngram", "ngram-gpu", "transformers", "pld", "llama.cpp"]
 )
-@settings(max_examples=60, deadline=None)
 @given(
     text=texts,
     prompt_share=st.floats(0.05, 0.9),
@@ -66,7 +65,6 @@ def test_each_ngram_rule_takes_the_steps_that_a_plain_scan_takes(
         assert as_tuples(steps) == plain
 
 
-@settings(max_examples=40, deadline=None)
 @given(period=st.integers(1, 5), length=st.integers(3, 8), gamma=st.integers(1, 7))
 def test_llama_drafts_no_less_than_its_ngram(
     period: int, length: int, gamma: int
@@ -106,7 +104,6 @@ def test_an_index_is_empty_again_for_the_next_request() -> None:
     assert steps[:, 1].sum() == 0
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     requests=st.lists(st.tuples(texts, st.floats(0.05, 0.9)), min_size=1, max_size=6),
     cached=st.sampled_from([0, 1, 2, 10]),

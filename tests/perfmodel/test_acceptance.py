@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.counts import Z_90, expected_tokens_per_step, survival
@@ -107,7 +107,6 @@ def test_heterogeneity_raises_and_drift_lowers_the_rate_with_depth() -> None:
 
 
 @given(law=laws, budget=st.floats(1, 1e7), context=st.floats(1, 1e7))
-@settings(max_examples=200, deadline=None)
 def test_rates_are_probabilities_and_grow_with_the_budget(
     law: Law, budget: float, context: float
 ) -> None:

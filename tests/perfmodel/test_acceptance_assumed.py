@@ -256,7 +256,7 @@ def test_an_origin_names_what_was_published(task: str) -> None:
 # Beyond what is known
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     tokens=st.floats(1.2, 3.8),
     gamma=st.integers(3, 6),

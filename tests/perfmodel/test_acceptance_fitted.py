@@ -23,8 +23,7 @@ from magicdec.perfmodel.acceptance.replayed import (
     ReplayedProfile,
 )
 
-few = settings(max_examples=30, deadline=None)
-fewer = settings(max_examples=15, deadline=None)
+fewer = settings(max_examples=15)
 rates = st.floats(0.05, 0.95)
 counts = st.integers(1, 300).flatmap(
     lambda tried: st.tuples(st.just(tried), st.integers(0, tried))
@@ -54,7 +53,6 @@ def row(
 # Fits
 
 
-@few
 @given(
     drawn=st.lists(
         st.tuples(
@@ -126,7 +124,6 @@ def cells_of(drawn: list[tuple[int, int]]) -> fit._Cells:
     )
 
 
-@few
 @given(drawn=st.lists(counts, min_size=2, max_size=6), predicted=rates)
 def test_what_scatters_more_than_counts_do_is_pearsons_chi_square(
     drawn: list[tuple[int, int]], predicted: float
@@ -148,7 +145,6 @@ def test_what_scatters_more_than_counts_do_is_pearsons_chi_square(
             assert found == 1.0
 
 
-@few
 @given(
     drawn=st.lists(
         st.tuples(st.sampled_from("abc"), st.integers(1, 2), counts),
@@ -201,7 +197,7 @@ def test_sequences_spread_by_what_their_counts_do_not_explain(
 
 
 @given(tried=st.integers(300, 5000), rate=st.floats(0.2, 0.8))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_the_error_of_one_rate_is_the_binomials(tried: int, rate: float) -> None:
     """Of log(-log rate): by the counts alone, whose weight is far above the prior's."""
     accepted = round(tried * rate)
@@ -564,7 +560,7 @@ def test_settings_that_lead_are_those_that_none_beats(profile: ReplayedProfile) 
 
 
 @given(profile=replays())
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_a_replay_that_does_not_fit_itself_is_refused(profile: ReplayedProfile) -> None:
     for chosen in (-1, len(profile.replay.settings)):
         with pytest.raises(ValueError, match="'chosen' must be below"):
@@ -586,7 +582,7 @@ def test_a_replay_that_does_not_fit_itself_is_refused(profile: ReplayedProfile) 
 
 
 @given(profile=replays(), rate=rates)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_a_rate_of_its_own_leaves_a_law(profile: ReplayedProfile, rate: float) -> None:
     assume(profile.replay.setting.rates[0] > 0.0)
     moved = profile.at_rate(rate, budget=64.0, context=999.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from statistics import NormalDist
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError
@@ -41,7 +40,6 @@ from magicdec.perfmodel.acceptance.law import (
 from magicdec.perfmodel.acceptance.measured import cells_of, rates_near
 from magicdec.perfmodel.acceptance.profile import law_of_rates
 
-few = settings(max_examples=40, deadline=None)
 rates = st.floats(0.05, 0.95)
 LAWS = {
     "rejection": st.floats(0.01, 3.0),
@@ -81,7 +79,6 @@ def plain_rates(
     return found
 
 
-@few
 @given(
     law=st.fixed_dictionaries(LAWS),
     budget=st.floats(16.0, 1e5),
@@ -148,7 +145,6 @@ def test_given_rates_move_by_one_power(
         assert rates_there == pytest.approx(found, rel=1e-6, abs=1e-9)
 
 
-@few
 @given(
     error=st.tuples(*[st.floats(0.0, 3.0)] * 4),
     budget=st.floats(1.0, 1e5),
@@ -245,7 +241,6 @@ def runs_of(
     return Runs(x=np.array([logit, log_k]), covariance=np.array(covariance), counted=3)
 
 
-@few
 @given(
     logit=st.floats(-3.0, 2.0),
     log_k=st.floats(-1.0, 5.0),
@@ -375,7 +370,6 @@ def test_tokens_that_are_not_known_are_normal_on_the_logit_of_their_share(
         assert tokens_at(1.0, middle, **gamma_or_error) == middle
 
 
-@few
 @given(**uncertain)
 def test_the_mean_of_tokens_is_over_the_time_that_they_take(
     share: float, gamma: int, error: float
@@ -409,7 +403,6 @@ def table(
     )
 
 
-@few
 @given(rate=rates, law=rates, trials=st.floats(1.0, 1e4), stderr=st.floats(1e-3, 0.5))
 def test_a_cell_weighs_its_trials_and_the_law_one(
     rate: float, law: float, trials: float, stderr: float
@@ -427,7 +420,6 @@ def test_a_cell_weighs_its_trials_and_the_law_one(
     )
 
 
-@few
 @given(
     data=st.lists(
         st.lists(st.tuples(rates, st.floats(10.0, 1e3)), min_size=3, max_size=3),
@@ -462,7 +454,6 @@ def test_the_law_weighs_what_scatter_beyond_the_counts_leaves_it(
         assert found == pytest.approx(min(max(expected, 1.0), 1e9))
 
 
-@few
 @given(
     cells=st.lists(
         st.tuples(st.floats(64.0, 1e3), st.floats(2e3, 1e5), rates, rates),
@@ -516,7 +507,6 @@ def test_rates_between_cells_are_weighed_by_the_inverse_square_of_their_distance
     assert own == pytest.approx(cells[0][2:], abs=2e-3)
 
 
-@few
 @given(
     rate=rates,
     last=st.integers(1, 5),
@@ -539,7 +529,6 @@ def test_beyond_the_last_position_the_logit_goes_on_with_its_logarithm(
         )
 
 
-@few
 @given(rate=rates, level=st.floats(0.0, 1.0), error=st.floats(0.0, 1.0))
 def test_beyond_given_rates_the_slopes_error_joins_the_rates_own(
     rate: float, level: float, error: float
@@ -591,7 +580,6 @@ def test_a_bad_measurement_is_named_by_its_number(place: int) -> None:
 # Profiles
 
 
-@few
 @given(
     given_rates=st.lists(rates, min_size=1, max_size=3),
     error=st.floats(0.0, 1.0),
@@ -623,7 +611,6 @@ def test_an_error_of_tokens_is_half_of_what_one_deviation_of_the_rates_makes(
     assert profile.tokens_error(**at, shifts=[0.03, 0.0]) == pytest.approx(both)
 
 
-@few
 @given(
     given_rates=st.lists(rates, min_size=1, max_size=3),
     error=st.floats(0.0, 1.0),
@@ -728,7 +715,6 @@ def test_a_heads_trained_length_is_where_it_begins_to_accept_less(
     assert found == (2048 if falls and method in ("eagle3", "eagle") else None)
 
 
-@few
 @given(rate=rates, error=st.floats(0.01, 0.5), gamma=st.integers(1, 8))
 def test_a_believed_look_up_drafts_twice_what_is_accepted(
     rate: float, error: float, gamma: int
@@ -788,7 +774,6 @@ def test_a_fault_is_told_by_the_first_draft_whatever_later_ones_were_counted(
         assert f"{2 * accepted:g} of 10000" in one.fault
 
 
-@few
 @given(first=rates, second=rates, gamma=st.integers(1, 8))
 def test_counted_runs_meet_the_counts_at_their_own_gamma(
     first: float, second: float, gamma: int
@@ -856,7 +841,6 @@ def test_a_rate_of_its_own_leaves_the_law_no_error_of_level() -> None:
 # Mixtures
 
 
-@few
 @given(
     texts=st.lists(
         st.tuples(st.floats(0.05, 1.0), rates, rates), min_size=2, max_size=4
@@ -890,7 +874,6 @@ def test_a_batch_of_texts_accepts_as_its_sequences_do(
 # Beliefs
 
 
-@few
 @given(
     levels=st.lists(st.floats(-3.0, 3.0), min_size=9, max_size=9),
     roots=st.lists(st.floats(-1.0, 1.0), min_size=81, max_size=81),
@@ -910,7 +893,6 @@ def test_one_of_several_drafts_is_a_mixture(
     assert found + np.outer(middle, middle) == pytest.approx(moments, abs=1e-9)
 
 
-@few
 @given(
     logits=st.lists(st.floats(-4.0, 4.0), min_size=1, max_size=5),
     variance=st.lists(st.floats(0.0, 1.0), min_size=5, max_size=5),
@@ -972,7 +954,6 @@ def test_a_law_is_anchored_where_acceptance_begins_to_hang_on_the_context(
         assert law.flat_below == anchor
 
 
-@few
 @given(rate=st.floats(0.05, 0.95), drift=st.floats(0.0, 2.0))
 def test_a_first_rate_gives_the_tokens_of_a_belief(rate: float, drift: float) -> None:
     shape = Law(rejection=0.2, drift=drift)
@@ -992,7 +973,7 @@ def test_a_deviation_by_medians_is_that_of_a_normal_variable() -> None:
     with pytest.MonkeyPatch.context() as patch:
         shipped = believed.belief.fitted_belief()
         own = msgspec.structs.replace(shipped.coefficients, slopes=slopes)
-        other = dataclasses.replace(shipped, coefficients=own)
+        other = msgspec.structs.replace(shipped, coefficients=own)
         patch.setattr(believed.belief, "fitted_belief", lambda: other)
         group = believed.Situation(kind="full").group
         slopes[group] = []
@@ -1035,7 +1016,6 @@ def test_a_fit_takes_cells_that_accept_everything() -> None:
     )
 
 
-@few
 @given(
     tables=st.lists(
         st.lists(st.tuples(rates, st.floats(1e-3, 0.2)), min_size=1, max_size=4),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.perfmodel.acceptance import fit_profile
@@ -35,7 +35,6 @@ def test_where_next_to_nothing_is_counted_the_priors_stand() -> None:
     assert profile.spread == 0.0
 
 
-@settings(max_examples=25, deadline=None)
 @given(trials=st.integers(1, 400), share=st.floats(0.0, 1.0))
 def test_the_rate_is_the_most_probable_one(trials: int, share: float) -> None:
     """Of a self-draft at one budget: binomial counts, and a logarithm of the rejected share that is normal about

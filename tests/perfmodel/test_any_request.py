@@ -85,7 +85,6 @@ def answers_or_refuses(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@settings(max_examples=60, deadline=None)
 @given(REQUESTS)
 def test_a_document_of_finite_numbers_or_one_line(fields: dict[str, Any]) -> None:
     answers_or_refuses(fields)
@@ -93,7 +92,7 @@ def test_a_document_of_finite_numbers_or_one_line(fields: dict[str, Any]) -> Non
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(REQUESTS)
 def test_a_document_of_finite_numbers_or_one_line_anywhere(
     fields: dict[str, Any],

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.api import request_of
@@ -85,7 +85,6 @@ def replica() -> Replica:
     return Replica(requests, server.costs, server.limits)
 
 
-@settings(max_examples=40)
 @given(count=st.integers(1, 1001))
 def test_moments_are_evenly_chosen_and_as_many_as_are_shown(
     replica: Replica, count: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.perfmodel.kernels.links import AllReduceCurve, Message, all_reduce
@@ -24,7 +24,6 @@ number = st.one_of(
 
 
 @given(devices, number, number)
-@settings(deadline=None)
 def test_times_are_finite_and_not_negative_for_any_input(device, size, ranks):
     hw = load_hardware(device)
     for function in (all_reduce_time, all_gather_time, broadcast_time):
@@ -35,7 +34,6 @@ def test_times_are_finite_and_not_negative_for_any_input(device, size, ranks):
 
 
 @given(devices, st.sampled_from([2, 4, 8]), st.integers(2**16, 2**30))
-@settings(deadline=None)
 def test_an_all_reduce_is_never_faster_than_the_link(device, ranks, size):
     """Each rank must send and receive (p-1)/p of the message twice, half of it in each direction at a time."""
     hw = load_hardware(device)

@@ -154,7 +154,7 @@ def ours(spec: ModelSpec, query_len: int, kv_len: int) -> float:
     "seed",
     [
         0,
-        pytest.param(1, marks=pytest.mark.slow),
+        pytest.param(1, marks=pytest.mark.exhaustive),
         pytest.param(2, marks=pytest.mark.exhaustive),
     ],
 )

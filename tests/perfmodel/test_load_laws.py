@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from magicdec.api import request_of
@@ -33,7 +33,6 @@ def load_of(**options: Any) -> Load:
     return Load.of(request_of(**CHAT | {"draft": "none"} | options), MODEL)
 
 
-@settings(max_examples=60)
 @given(
     rate=st.floats(0.01, 3000.0),
     replicas=st.integers(1, 400),
@@ -63,7 +62,6 @@ traced = st.lists(
 )
 
 
-@settings(max_examples=40)
 @given(lengths=traced)
 def test_shapes_of_a_trace_are_its_requests_or_evenly_chosen_ones(
     lengths: list[tuple[int, int]],

@@ -130,14 +130,12 @@ def check_context(asked: dict[str, Any]) -> None:
     assert not falls.any(), CONTEXTS[1:][falls].tolist()
 
 
-@settings(max_examples=40, deadline=None)
 @given(asked=st.fixed_dictionaries(ACCEPTANCE))
 def test_more_acceptance_is_never_slower(asked: dict[str, Any]) -> None:
     """A draft network's catch-up set aside, which more acceptance makes more frequent."""
     check_acceptance(asked)
 
 
-@settings(max_examples=60, deadline=None)
 @given(asked=st.fixed_dictionaries(WHERE))
 def test_a_longer_context_never_makes_a_step_shorter(asked: dict[str, Any]) -> None:
     check_context(asked)
@@ -154,14 +152,14 @@ def test_short_reads_of_latents_take_no_longer_than_long_ones(
 
 
 @pytest.mark.slow
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=200)
 @given(asked=st.fixed_dictionaries(ACCEPTANCE))
 def test_more_acceptance_is_never_slower_anywhere(asked: dict[str, Any]) -> None:
     check_acceptance(asked)
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=200)
 @given(asked=st.fixed_dictionaries(WHERE))
 def test_a_longer_context_never_makes_a_step_shorter_anywhere(
     asked: dict[str, Any],

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError
@@ -185,7 +185,6 @@ def edge(contexts: list[float], values: list[float], inside: int, outside: int) 
     return round(math.exp(log))
 
 
-@settings(max_examples=200)
 @given(values=speedups)
 def test_a_break_even_is_where_the_last_range_that_pays_begins(
     values: list[float],

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.perfmodel.acceptance import constant_profile
@@ -387,7 +387,6 @@ def mean(losses: Any) -> float:
     return sum(WEIGHTS[task] * loss for task, loss in zip(TASKS, losses, strict=True)) / total  # fmt: skip
 
 
-@settings(max_examples=60)
 @given(
     tables=st.lists(RATES, min_size=1, max_size=4),
     able=st.lists(st.booleans(), min_size=4, max_size=4),

@@ -174,7 +174,7 @@ def test_gamma_follows_the_batch_where_that_gains_more_than_the_engine_takes() -
     for engine in ("vllm", "sglang"):
         choice = make_plan(PlanRequest(**case, batch_sizes=(64,), engine=engine)).choice
         ratios = []
-        for batch in (1, 4, 8, 16, 32, 64):
+        for batch in (1, 8, 64):
             asked = {**case, "batch_sizes": (batch,), "engine": engine}
             free = make_plan(PlanRequest(**asked)).best.speedup
             fixed = make_plan(PlanRequest(**asked, gamma=choice.row.gamma))

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError
@@ -272,7 +272,6 @@ LAWS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.fixed_dictionaries({
         "batch": st.integers(1, 4096), "context": st.integers(1, 2_000_000), "tp": st.sampled_from([1, 2, 8, 16, 32]),

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError
@@ -97,7 +97,6 @@ def served(tp_size: int) -> tuple[Requests, Server]:
     return requests, Server.of(ELSEWHERE, requests, tp_size=tp_size)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     prompt=st.integers(0, 200),
     cached=st.none() | st.integers(0, 200),

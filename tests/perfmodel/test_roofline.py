@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.perfmodel.kernels.attention import AttentionCurve
@@ -83,7 +83,6 @@ def test_empty_work_costs_its_overhead_only():
     st.integers(64, 32768),
     st.integers(64, 32768),
 )
-@settings(deadline=None)
 def test_more_tokens_never_take_less_time(device, first, second, n, k):
     times = gemm_time(
         load_hardware(device), m=np.sort([first, second]), n=n, k=k
@@ -98,7 +97,6 @@ def test_more_tokens_never_take_less_time(device, first, second, n, k):
     st.integers(1, 200_000),
     st.sampled_from([1, 2, 8]),
 )
-@settings(deadline=None)
 def test_longer_contexts_never_take_less_time(
     device, batch, first, second, num_kv_heads
 ):
@@ -117,7 +115,6 @@ def test_longer_contexts_never_take_less_time(
     st.sampled_from(["measured", "split"]),
     st.booleans(),
 )
-@settings(deadline=None)
 def test_times_are_finite_and_not_negative_for_any_input(
     device, sizes, kernel, per_query
 ):

@@ -55,7 +55,7 @@ def load_of(**options: Any) -> Load:
 # Replicas
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     count=st.integers(1, 12),
     gap_s=st.sampled_from([0.0, 0.004, 0.3]),
@@ -100,7 +100,6 @@ def test_a_prompt_begins_with_the_last_token_that_a_pass_has_left(left: int) -> 
 # Searches
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     edge=st.floats(-5.0, 5.0).map(lambda log: 10.0**log),
     analytic=st.floats(-1.0, 2.0).map(lambda log: 10.0**log),
@@ -135,7 +134,6 @@ def test_the_highest_rate_is_found_wherever_it_lies(
         assert found * 1.02 > highest * (1.0 - 1e-6)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     needed=st.integers(1, 60),
     analytic=st.floats(0.1, 30.0),
@@ -286,7 +284,6 @@ told = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(layouts=st.lists(told, max_size=5), given_devices=st.integers(1, 30))
 def test_too_few_devices_take_the_layout_that_keeps_the_highest_rate_on_them(
     layouts: list[Any], given_devices: int
@@ -314,7 +311,6 @@ def test_too_few_devices_take_the_layout_that_keeps_the_highest_rate_on_them(
     assert f"{best.replicas} x tp 1 keep up to {max(highest):.2g}" in refused
 
 
-@settings(max_examples=60, deadline=None)
 @given(layouts=st.lists(told.filter(lambda each: each.rate > 0.0), max_size=5))
 def test_the_layout_with_the_fewest_devices_is_found_near_the_analytic_answer(
     layouts: list[Any],
@@ -495,7 +491,6 @@ def test_jobs_are_done_in_order_and_their_progress_is_said(count: int) -> None:
     ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     devices=st.integers(0, 4096),
     num_gpus=st.integers(1, 8),

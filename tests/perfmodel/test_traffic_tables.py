@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.perfmodel import memory
@@ -74,7 +74,6 @@ def drafting() -> Server:
 NAMED = st.sampled_from(sorted(SETUPS))
 
 
-@settings(max_examples=150, deadline=None)
 @given(name=NAMED, length=st.integers(1, LONGEST))
 def test_a_prompt_takes_its_attention_or_all_of_its_prefill(
     name: str, length: int
@@ -98,7 +97,6 @@ def test_a_prompt_takes_its_attention_or_all_of_its_prefill(
     assert costs.prompt_s(length + 1) >= found
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     name=NAMED,
     decoding=st.integers(1, 60),
@@ -138,7 +136,6 @@ def test_chunks_add_up_to_their_prompt(
     assert found == pytest.approx(expected, rel=1e-9)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     name=NAMED,
     sequences=st.integers(1, 200),
@@ -163,7 +160,6 @@ def test_a_step_takes_no_less_with_more_tokens_and_is_constant_beyond_the_table(
     )
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     mean_len=st.floats(200.0, 50_000.0),
     gamma=st.sampled_from([0, 3]),
@@ -190,7 +186,6 @@ def test_blocks_fill_the_memory(mean_len: float, gamma: int, size: int) -> None:
         assert (float(need) <= free * (1.0 + 1e-12)) == fits
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     context=st.integers(50, LONGEST),
     gamma=st.sampled_from([1, 3]),
@@ -223,7 +218,6 @@ def test_requests_accept_by_class_and_as_the_profile_says_over_classes(
     np.testing.assert_array_equal(one[:, 0], every[:, kind])
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     prompts=st.lists(st.integers(16, 4000), min_size=1, max_size=5),
     most=st.none() | st.integers(1, 2000),

@@ -41,7 +41,7 @@ MODELS = (
 )
 DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "l4-24gb")
 SPECULATIVE_WORDS = ("--speculative", "speculative_config:")
-NUM_QUESTIONS, NUM_FAST, NUM_SLOW = 60, 6, 24
+NUM_QUESTIONS, NUM_FAST, NUM_SLOW = 60, 4, 12
 RATES: tuple[dict[str, Any], ...] = (
     {
         "context": 4096,

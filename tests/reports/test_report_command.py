@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import typer
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from samples_reports import grid, plan
 from typer.testing import CliRunner
@@ -143,7 +143,6 @@ PARTS = (
 WHOLE = plan().to_json()
 
 
-@settings(max_examples=150, deadline=None)
 @given(part=st.sampled_from(PARTS), value=ANYTHING, data=st.data())
 def test_a_plan_is_refused_or_reported(
     part: str, value: object, data: st.DataObject

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.reports.arrivals import (
@@ -116,7 +116,6 @@ def named(traffic: Traffic) -> set[str]:
     return numbers
 
 
-@settings(max_examples=200, deadline=None)
 @given(documents())
 def test_the_line_on_a_rate_names_the_fields_of_its_document(traffic: Traffic) -> None:
     line = traffic_line(traffic)
@@ -149,7 +148,6 @@ def test_the_line_on_a_rate_names_the_fields_of_its_document(traffic: Traffic) -
         assert other.num_gpus >= traffic.best.num_gpus
 
 
-@settings(max_examples=100, deadline=None)
 @given(documents())
 def test_what_keeps_a_rate_for_sure_is_said_of_what_keeps_it(traffic: Traffic) -> None:
     line = sure_devices_line(traffic)
@@ -162,7 +160,6 @@ def test_what_keeps_a_rate_for_sure_is_said_of_what_keeps_it(traffic: Traffic) -
         assert f" {best.num_gpus_high} devices" in line
 
 
-@settings(max_examples=100, deadline=None)
 @given(documents())
 def test_headroom_is_said_only_of_devices_that_keep_the_rate(traffic: Traffic) -> None:
     line = percentiles_line(traffic.best)

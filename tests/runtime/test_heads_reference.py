@@ -47,8 +47,6 @@ def rows_of(name: str) -> list[dict[str, Any]]:
     [
         ("float32", True),
         ("float64", False),
-        pytest.param("float32", False, marks=pytest.mark.slow),
-        pytest.param("float64", True, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("name", NAMES)

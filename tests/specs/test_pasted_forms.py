@@ -120,7 +120,7 @@ SERVERS = st.sampled_from(
 )
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(ASSIGNMENTS, st.integers(1, 9)), max_size=5),
     SERVERS,
@@ -223,7 +223,7 @@ ENGINES = st.sampled_from(
 )
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(STATEMENTS, st.integers(2, 9)), max_size=5),
     ENGINES,
@@ -499,7 +499,7 @@ WORD = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(st.lists(WORD, max_size=40))
 def test_any_words_are_a_command_or_one_line(words: list[str]) -> None:
     for text in (" ".join(words), f"vllm serve m {' '.join(words)}"):

@@ -74,13 +74,11 @@ def make_means(head_dim: int) -> PageMeans:
     ("size", "dtype"),
     [
         (16, torch.float32),
-        (48, torch.bfloat16),
+        pytest.param(48, torch.bfloat16, marks=pytest.mark.slow),
         pytest.param(128, torch.float16, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
-)
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_full_page_has_the_mean_of_what_it_holds(
     size: int, dtype: torch.dtype, seed: int
 ) -> None:
@@ -199,9 +197,7 @@ class Batch:
     ("size", "group", "dtype", "budget"),
     [
         (16, 4, torch.float32, 160),
-        (16, 1, torch.bfloat16, 500),
         (64, 3, torch.bfloat16, 512),
-        (64, 8, torch.float32, 320),
         (128, 2, torch.float32, 640),
     ],
 )
@@ -255,7 +251,7 @@ def test_the_best_pages_are_read_beside_the_sinks_and_the_last(
 
 @pytest.mark.parametrize(
     ("refresh", "is_kernel"),
-    [(1, False), (3, False), (3, True), pytest.param(1, True, marks=pytest.mark.slow)],
+    [(1, False), (3, True)],
 )
 def test_a_choice_serves_as_many_blocks_as_asked(
     refresh: int, is_kernel: bool, monkeypatch: pytest.MonkeyPatch
