@@ -443,6 +443,7 @@ ATTACKS = {
     "long names": "".join(f"{'B' * 20_000}{n}=$C{n}\n" for n in range(15))
     + "vllm serve m",
     "many open names": "vllm serve m " + "".join(f"$Q{n} " for n in range(15_000)),
+    "arrays within arrays": "a=(" * (MOST // 3) + "vllm serve m",
     "open branches": "if a; then\n" * 20_000 + "vllm serve m",
     "brackets of a shell": "(" * MOST + "vllm serve m",
     "quotes within substitutions": "vllm serve m " + '"$(' * 90_000 + ')"' * 90_000,

@@ -156,7 +156,7 @@ class _Text:
                 if written == "(" and closes:
                     _, position = self.word(position, ")", depth=depth + 1)
                 elif not closes and written == "(" and _begins_array(pieces):
-                    piece, position = self.array(position)
+                    piece, position = self.array(position, depth + 1)
                 elif not closes:
                     return tuple(pieces), start
             elif written == '"' and (closes or not is_quoted):
@@ -214,7 +214,7 @@ class _Text:
             raise self.unended(begin - 1)
         return tuple(pieces), position
 
-    def array(self, position: int) -> tuple[Piece, int]:
+    def array(self, position: int, depth: int) -> tuple[Piece, int]:
         begin = position
         words: list[Word] = []
         while position < len(self.text):
@@ -227,7 +227,7 @@ class _Text:
                     "array", "", True, line, None, "", tuple(words)
                 ), position + 1
             else:
-                word, stop = self.word(position)
+                word, stop = self.word(position, depth=depth)
                 if stop == position:
                     break
                 words.append(word)
