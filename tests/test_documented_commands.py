@@ -172,6 +172,8 @@ def prepare(directory: Path) -> None:
             path.read_text() for path in Path(os.__file__).parent.glob("a*.py")
         )
         (directory / name / "library.txt").write_text(text)
+    shipped = ROOT / "magicdec" / "validate" / "data" / "published"
+    shutil.copy(shipped / "speculation_pairs.csv", directory / "MY.csv")
     (directory / "results").symlink_to(ROOT / "results")
     (directory / "docs").symlink_to(ROOT / "docs")
     (directory / "magicdec").symlink_to(ROOT / "magicdec")

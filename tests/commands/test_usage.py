@@ -53,7 +53,7 @@ REFUSALS = [
     (("records", "list"), "unknown command 'list': did you mean ls?"),
     (
         ("validate", "xyz"),
-        "unknown command 'xyz': known: acceptance, grid, kernels, lanes, pairs",
+        "unknown command 'xyz': known: grid, pairs, published, records",
     ),
     (("run", "--batch", "0"), "--batch must be a whole number of at least 1, not '0'"),
     (

@@ -87,7 +87,7 @@ def test_planted_tracebacks_and_escape_sequences_are_found(
             planted.setattr(f"magicdec.{module}.printable", str)
         assert any(
             fault.startswith("an escape sequence")
-            for fault in faults(options(tmp_path, 4))
+            for fault in faults(options(tmp_path, 8))
         )
 
 
