@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import typer.main
 
 from magicdec.cli import app, register_commands
 from magicdec.commands.run import RunOptions
-from magicdec.commands.run_plan import runs_of_plan
+from magicdec.measure.plan_runs import options_of_plan
 
 
 @cache
@@ -26,4 +27,6 @@ def asked_of_run(*words: str) -> RunOptions:
 
 def planned_runs(path: Path, *words: str) -> list[RunOptions]:
     """The runs of a plan that a command line with these further options asks for."""
-    return runs_of_plan(asked_of_run("--plan", str(path), *words), path)[0]
+    asked = asked_of_run("--plan", str(path), *words)
+    planned, _ = options_of_plan(path, asked.stated)
+    return [replace(asked, **settings) for settings in planned]

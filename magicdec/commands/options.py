@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 MAX_VALUES = 10_000
 """Limit on the numbers that one option may name: a longer range is a slip of the keyboard."""
+LOCAL_PROFILE = Path("local.toml")
+"""This machine's profile, unless another file is named."""
 PIPED_WIDTH = 80
 TEXT_WIDTH = 100
 

@@ -67,9 +67,24 @@ def plan_command(asked: PlanOptions) -> None:
         check_writable(asked.output)
     stated = values_of(asked, options.stated(asked.invocation))
     if asked.logs:
-        from magicdec.commands.plan_logs import options_from_logs
+        from magicdec.logs.plan_options import READ_FROM_LOGS, options_of_logs
+        from magicdec.logs.sources import files_of
 
-        stated |= options_from_logs(asked, asked.logs)
+        def say(line: str) -> None:
+            if asked.output_format is OutputFormat.TABLE:
+                print(line)
+
+        for name in READ_FROM_LOGS:
+            options.require(
+                not getattr(asked, name), f"--logs says it: leave --{name} out"
+            )
+        stated |= options_of_logs(
+            files_of(asked.logs),
+            stated,
+            batch=asked.batch,
+            tokenizer=asked.tokenizer,
+            say=say,
+        )
     else:
         options.require(asked.tokenizer is None, "--tokenizer goes with --logs")
     request = request_of(**stated)

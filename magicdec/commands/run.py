@@ -23,7 +23,6 @@ from magicdec.commands.options import (
     print_as,
     require,
 )
-from magicdec.commands.run_plan import runs_of_plan
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.specs.speculation import (
     LOOKUP_METHODS,
@@ -170,7 +169,10 @@ def run_command(asked: RunOptions) -> None:
     runs = [asked]
     gamma_table: TableGamma | None = None
     if asked.plan is not None:
-        runs, gamma_table = runs_of_plan(asked, asked.plan)
+        from magicdec.measure.plan_runs import options_of_plan
+
+        planned, gamma_table = options_of_plan(asked.plan, asked.stated)
+        runs = [replace(asked, **settings) for settings in planned]
     requests = _merge([_request(run, gamma_table) for run in runs])
     require(
         not asked.stream or asked.prompts not in ("random", "noise"),

@@ -20,6 +20,7 @@ from magicdec.logs.formats import (
 from magicdec.logs.ngram import Ints
 from magicdec.logs.sources import Shard, documents_of
 from magicdec.logs.tokens import TextTokenizer
+from magicdec.units import format_count, printable
 
 MOST_EXAMPLES = 3
 """Places of unreadable rows that are kept for each reason."""
@@ -86,6 +87,46 @@ class Account:
             else:
                 after = ""
             named.append(f"{shard.path.name} {row} {place}{after}")
+
+    def lines(self, *, num_files: int) -> list[str]:
+        """Lines on what was read, what was not, and what is assumed of it."""
+        lines = []
+        kinds = ", ".join(f"{count} {name}" for name, count in self.formats.items())
+        lines.append(
+            f"read {format_count(self.num_requests, 'request')} of {format_count(num_files, 'file')} "
+            f"({kinds}): "
+            f"{self.prompt_tokens:,} prompt and {self.output_tokens:,} output tokens"
+        )
+        for reason, count in self.unreadable.items():
+            named = "; ".join(self.examples.get(reason, []))
+            lines.append(
+                printable(
+                    f"not read: {count} of {self.num_rows} rows, {reason} ({named})"
+                )
+            )
+        if self.without_prompt:
+            lines.append(
+                f"{self.without_prompt} requests have no prompt in the log: look-ups into it are "
+                "missed, so what is "
+                "accepted is a lower bound"
+            )
+        if self.lengths_only:
+            lines.append(
+                f"{self.lengths_only} requests have lengths alone, and cannot be replayed"
+            )
+        if self.tokenized:
+            line = (
+                f"{self.tokenized} requests are text, tokenized here: the engine's own ids may "
+                "differ"
+            )
+            if self.recounted:
+                line += (
+                    f"; {self.recounted_alike} of {self.recounted} outputs have as many tokens "
+                    "as the engine "
+                    "counted"
+                )
+            lines.append(line)
+        return lines
 
     def __add__(self, other: Account) -> Account:
         total = Account(

@@ -373,3 +373,11 @@ def cpu_count() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def dataset_of(files: list[Path]) -> str:
+    """Return a name for some files: the only one's, or the first and how many more."""
+    name = files[0].name.split(".")[0]
+    if len(files) == 1:
+        return name
+    return f"{name} and {len(files) - 1} more"

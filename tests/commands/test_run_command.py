@@ -179,7 +179,7 @@ def test_a_plan_whose_draft_cannot_be_run_names_what_can(
 ) -> None:
     """The plan's own best that is run; without any known acceptance, what to give; a draft named here is enough."""
     monkeypatch.setattr(
-        "magicdec.commands.run_plan.NOT_RUN", ("suffix",)
+        "magicdec.measure.plan_runs.NOT_RUN", ("suffix",)
     )  # as of a planned method
     answer = plan_of()
     suffix = changed(

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 import magicdec
-from magicdec.commands.run_plan import runs_of_plan
 from magicdec.errors import CapacityError, ConfigError
+from magicdec.measure.plan_runs import options_of_plan
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.rate import load as simulated
 from magicdec.perfmodel.variations import for_engine
@@ -28,7 +28,6 @@ from magicdec.reports.terminal_plan import print_plan
 from magicdec.reports.words import drafting_of, gain_of
 from magicdec.schema.plan import Choice, Plan
 from magicdec.specs.engine import load_engine
-from tests.asked import asked_of_run
 from tests.same import assert_read_back
 
 MODELS = (
@@ -264,10 +263,10 @@ def check_run(plan: Plan, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(plan.to_json())
     try:
-        runs, gamma_table = runs_of_plan(asked_of_run("--plan", str(path)), path)
+        runs, gamma_table = options_of_plan(path, frozenset())
     except ConfigError:
         return  # a draft, a format or a spread that is planned for and not run
-    assert runs[0].draft == plan.best.draft
+    assert runs[0]["draft"] == plan.best.draft
     if plan.best.is_speculative:
-        assert runs[0].gamma == str(plan.best.gamma)
+        assert runs[0]["gamma"] == str(plan.best.gamma)
     assert gamma_table == plan.gamma_table.policy

@@ -1,21 +1,17 @@
-"""`magicdec run --plan`: a plan's configurations as options of a run."""
+"""A plan's configurations as options of `magicdec run`."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from magicdec.errors import ConfigError
+from magicdec.schema.gamma_table import TableGamma
+from magicdec.schema.plan import Plan, load_plan
+from magicdec.schema.row import Candidate, column
 from magicdec.specs.precision import DTYPE_OF_FORMAT
 from magicdec.specs.speculation import HEAD_METHODS, LOOKUP_METHODS, NOT_RUN
-
-if TYPE_CHECKING:
-    from magicdec.commands.run import RunOptions
-    from magicdec.schema.gamma_table import TableGamma
-    from magicdec.schema.plan import Plan
-    from magicdec.schema.row import Candidate
 
 OPTION_OF_COLUMN = {
     "draft": "draft",
@@ -37,27 +33,27 @@ FORMATS_OF_DTYPE = {
 """Formats of a plan that the run's dtype decides."""
 
 
-def runs_of_plan(asked: RunOptions, path: Path) -> tuple[list[RunOptions], TableGamma]:
+def options_of_plan(
+    path: Path, stated: frozenset[str]
+) -> tuple[list[dict[str, Any]], TableGamma]:
     """The plan's best configuration and its runner-up (the next best of the same batch, context and
-    devices, where there is one) as runs, and the plan's table of gammas.
+    devices, where there is one) as options of `run`, and the plan's table of gammas.
 
-    Options that the command line states override the plan's. Where it states the draft, the plan's
-    own need not be one that runs; where it states the dtype, neither need the plan's formats.
+    Options in `stated` are left out: they override the plan's. Where the draft is stated, the plan's own
+    need not be one that runs; where the dtype is, neither need the plan's formats.
 
     Raises:
         ConfigError: the file is no plan, or plans a draft, a number format or a spread over devices
         that cannot be run.
         StorageError: it cannot be read.
     """
-    from magicdec.schema.plan import load_plan
-
     plan = load_plan(path)
     if plan.best.num_gpus != plan.best.tp_size:
         raise ConfigError(
             f"{path} spreads a replica as {plan.best.layout.label}, which is planned for but not "
             "run; plan for one --tp"
         )
-    is_draft_given = bool(asked.stated & {"draft", "draft_method"})
+    is_draft_given = bool(stated & {"draft", "draft_method"})
     if not is_draft_given:
         _check_runs(path, plan)
     gamma_table = plan.gamma_table.policy
@@ -66,7 +62,7 @@ def runs_of_plan(asked: RunOptions, path: Path) -> tuple[list[RunOptions], Table
         "model": request.model,
         "temperature": request.temperature,
     }
-    if "dtype" not in asked.stated:
+    if "dtype" not in stated:
         shared["dtype"] = _dtype(path, plan, is_draft_given=is_draft_given)
     if request.gen_len:
         shared["gen_len"] = request.gen_len
@@ -74,14 +70,14 @@ def runs_of_plan(asked: RunOptions, path: Path) -> tuple[list[RunOptions], Table
         shared["top_k"] = request.top_k
     if request.top_p is not None:
         shared["top_p"] = request.top_p
-    runs = []
+    runs: list[dict[str, Any]] = []
     for row in (plan.best, *_runner_up(plan)):
         planned = {
             name: value
             for name, value in (shared | _options_of(row)).items()
-            if name not in asked.stated
+            if name not in stated
         }
-        runs.append(replace(asked, **planned))
+        runs.append(planned)
     return runs, gamma_table
 
 
@@ -161,8 +157,6 @@ def _runner_up(plan: Plan) -> list[Candidate]:
 
 def _settings(row: Candidate) -> dict[str, Any]:
     """A row's configuration under the names of the options of `run`."""
-    from magicdec.schema.row import column
-
     return {option: column(row, name) for name, option in OPTION_OF_COLUMN.items()}
 
 
