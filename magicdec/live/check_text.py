@@ -37,7 +37,15 @@ def lines_of(result: Check) -> Iterator[TextLine]:
         yield TextLine(first.option, "option")
         if first.gain is not None:
             yield TextLine(f"why: {first.reason}", "why")
-    yield from _as_it_is(result)
+    row = result.as_it_is
+    if row is not None:
+        yield TextLine(f"as it is: {_described(result, row)}", "as it is")
+        if row.is_speculative:
+            yield TextLine(acceptance_of(row.drafting), "acceptance")
+    alone = result.without_draft
+    if alone is not None and result.command.speculation is not None:
+        time = format_seconds(alone.between_tokens_s)
+        yield TextLine(f"without a draft: {time} per token", "without a draft")
     if result.assumed:
         yield TextLine(f"assumed: {', '.join(result.assumed)}", "assumed")
     for change in result.changes:
@@ -56,18 +64,6 @@ def lines_of(result: Check) -> Iterator[TextLine]:
         names = ", ".join(result.command.without_effect)
         text = f"known, no effect on speed here: {names}"
         yield TextLine(text, "without effect")
-
-
-def _as_it_is(result: Check) -> Iterator[TextLine]:
-    row = result.as_it_is
-    if row is not None:
-        yield TextLine(f"as it is: {_described(result, row)}", "as it is")
-        if row.is_speculative:
-            yield TextLine(acceptance_of(row.drafting), "acceptance")
-    alone = result.without_draft
-    if alone is not None and result.command.speculation is not None:
-        time = format_seconds(alone.between_tokens_s)
-        yield TextLine(f"without a draft: {time} per token", "without a draft")
 
 
 def _gain(change: Change) -> str:

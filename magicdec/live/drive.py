@@ -354,21 +354,14 @@ async def _send(
     tokens = []
     if len(counted) == len(events):
         tokens = counted
-    if not _are_counts(tokens, output_len):
+    in_range = all(type(count) is int and 0 <= count <= output_len for count in tokens)
+    if not in_range or tokens != sorted(tokens):
         raise ServerError(
             f"{address} counts the tokens of an answer in a way that no engine does"
         )
     return SentAnswer(
         sent_s=sent, events_s=events, num_tokens=num_tokens, tokens=tokens
     )
-
-
-def _are_counts(tokens: list[int], output_len: int) -> bool:
-    """Whether the server's numbers of tokens so far grow, to at most `output_len`."""
-    for count in tokens:
-        if type(count) is not int or not 0 <= count <= output_len:
-            return False
-    return tokens == sorted(tokens)
 
 
 async def _lines(

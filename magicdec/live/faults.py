@@ -69,9 +69,6 @@ class ExpectedStep:
     low_s: float
     high_s: float
 
-    def is_slow(self, measured_s: float) -> bool:
-        return measured_s > max(SLOW * self.step_s, self.high_s)
-
 
 def expected_step(
     setup: Setup,
@@ -108,7 +105,7 @@ def slow_line(
     expected: ExpectedStep, measured_s: float, situation: DraftedLoad | None
 ) -> str:
     """The likely causes of a slow step; "": it is not slow."""
-    if not expected.is_slow(measured_s):
+    if measured_s <= max(SLOW * expected.step_s, expected.high_s):
         return ""
     excess_s = measured_s - expected.step_s
     line = (

@@ -94,24 +94,19 @@ def parse_address(text: str) -> Address:
     )
 
 
-def token() -> str | None:
-    """The bearer token that the environment gives. Raises ConfigError where it cannot be sent in a
-    header.
+def client(address: Address, *, timeout_s: float, **options: Any) -> httpx.AsyncClient:
+    """A client for one address: no proxies, redirects or compression, the environment's token as a
+    header, and the system's own certificates.
+
+    Raises ConfigError for a token that cannot be sent in a header.
     """
-    value = os.environ.get(TOKEN_VARIABLE, "").strip()
-    if not value.isascii() or not value.isprintable():
+    import httpx
+
+    secret = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if not secret.isascii() or not secret.isprintable():
         raise ConfigError(
             f"{TOKEN_VARIABLE} holds characters that a header cannot carry"
         )
-    return value or None
-
-
-def client(address: Address, *, timeout_s: float, **options: Any) -> httpx.AsyncClient:
-    """A client for one address: no proxies, redirects or compression, the environment's token as a
-    header, and the system's own certificates."""
-    import httpx
-
-    secret = token()
     headers = {"Accept-Encoding": "identity", "User-Agent": f"magicdec/{__version__}"}
     if secret:
         headers |= {"Authorization": f"Bearer {secret}"}

@@ -118,12 +118,13 @@ class View:
             batch = observation.batch_size or 1.0
         return context, batch
 
-    def expected(self, observation: Observation) -> ExpectedStep | None:
+    def expected(
+        self, observation: Observation, situation: DraftedLoad | None
+    ) -> ExpectedStep | None:
         """The step that a file's load should have; None where no device was given."""
         if self.serving is None:
             return None
         draft = agreed(self.draft, observation.announced)
-        situation = self.situation(observation)
         context, batch = self._load(observation)
         gamma = observation.gamma or 0
         if situation is not None:
@@ -154,7 +155,8 @@ class View:
         """A file in short: tokens per step, speed, the step's time against the expected
         one, and what is wrong."""
         counts = observation.counts
-        expected = self.expected(observation)
+        situation = self.situation(observation)
+        expected = self.expected(observation, situation)
         step_s = counts.step_s
         head: list[str] = []
         if observation.is_speculative and counts.tokens_per_step is not None:
@@ -184,7 +186,7 @@ class View:
                 f"none of {counts.drafts:.0f} drafts had a token accepted; {CAUSES}"
             )
         if step_s and expected is not None:
-            wrong.append(slow_line(expected, step_s, self.situation(observation)))
+            wrong.append(slow_line(expected, step_s, situation))
         lines += [f"  wrong: {line}" for line in wrong if line]
         return lines
 

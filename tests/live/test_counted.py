@@ -238,7 +238,7 @@ def test_a_file_is_predicted_at_usual_loads_where_it_does_not_tell() -> None:
     assert View().situation(seen(counts, form="x")) is None
     assert view.situation(seen(counted([9], 19), form="x")) is None
     assert view.situation(seen(counted([9], 20), form="x")) is not None
-    expected = view.expected(seen(counted([9], 19), form="x"))
+    expected = view.expected(seen(counted([9], 19), form="x"), None)
     assert expected is not None
     assert expected.low_s <= expected.step_s <= expected.high_s
 
