@@ -407,25 +407,36 @@ class BeliefByText:
     def draft_method(self) -> str:
         return self.profiles[0].draft_method
 
-    def tokens_per_step(self, **where: Any) -> tuple[Array, Array]:
-        middles = []
-        everything = []
+    def _known(self, *, gamma_max: int, **where: Any) -> tuple[Array, Array]:
+        """Rates by position on each text, and the standard deviations of log(−log rate)."""
+        rates = []
+        deviations = []
         for place, profile in enumerate(self.profiles):
-            middle, full = profile.tokens_per_step(**_on_text(place, where))
-            middle, full = np.broadcast_arrays(middle, full)
-            middles.append(middle)
-            everything.append(full)
-        return np.stack(middles), np.stack(everything)
+            rate, deviation = profile._known(
+                **_on_text(place, where), gamma_max=gamma_max
+            )
+            rates.append(rate)
+            deviations.append(deviation)
+        return np.stack(rates), np.stack(deviations)
+
+    def tokens_per_step(self, *, gamma: Any, **where: Any) -> tuple[Array, Array]:
+        gamma = np.asarray(gamma, dtype=np.int64)
+        rates, _ = self._known(gamma_max=deepest_of(gamma), **where)
+        return by_position(rates, gamma)
 
     def mean_tokens(self, middle: Array, **where: Any) -> Array:
         return mean_tokens(middle, where["gamma"], self.tokens_error(**where))
 
-    def tokens_error(self, *, shifts: Sequence[Any] = (), **where: Any) -> Array:
-        errors = []
-        for place, profile in enumerate(self.profiles):
-            here = _on_text(place, where)
-            errors.append(profile.tokens_error(shifts=shifts, **here))
-        return np.stack(errors)
+    def tokens_error(
+        self, *, gamma: Any, shifts: Sequence[Any] = (), **where: Any
+    ) -> Array:
+        gamma = np.asarray(gamma, dtype=np.int64)
+        rates, deviation = self._known(gamma_max=deepest_of(gamma), **where)
+        return with_shifts(
+            error_of_rates(rates, deviation, gamma),
+            shifts,
+            lambda shift: expected_tokens_per_step(shifted(rates, shift), gamma),
+        )
 
     def drafted_share_at(self, gamma: Any) -> Array:
         shares = []
