@@ -26,7 +26,7 @@ from magicdec.specs.serve_command.start import (
 from magicdec.specs.serve_command.statements import (
     ASSIGNED,
     Piece,
-    Statement,
+    ShellStatement,
     Word,
     document_of,
     statements,
@@ -158,9 +158,9 @@ class Shell:
 
     # Statements
 
-    def _read(self, text: str) -> list[Statement]:
+    def _read(self, text: str) -> list[ShellStatement]:
         """Reads statements one after the other; gives those of functions."""
-        bodies: list[Statement] = []
+        bodies: list[ShellStatement] = []
         outer_where = self.where
         outer_doubt = self.doubt
         is_tested = False
@@ -195,7 +195,7 @@ class Shell:
         self.doubt = outer_doubt
         return bodies
 
-    def _statement(self, statement: Statement, *, defines: bool = False) -> bool:
+    def _statement(self, statement: ShellStatement, *, defines: bool = False) -> bool:
         """Reads a command; whether it leaves the script or the function. `defines`: it stands in a
         function, and sets names alone."""
         self.line = statement.line

@@ -64,7 +64,7 @@ class Piece(NamedTuple):
 Word = tuple[Piece, ...]
 
 
-class Block(NamedTuple):
+class ShellBlock(NamedTuple):
     """A nesting: a compound command, or a function's body."""
 
     closer: str
@@ -74,7 +74,7 @@ class Block(NamedTuple):
     is_body: bool = False
 
 
-class Statement(NamedTuple):
+class ShellStatement(NamedTuple):
     """A simple command."""
 
     line: int
@@ -82,7 +82,7 @@ class Statement(NamedTuple):
     before: str
     """The sign that joins it to the statement before it, as "&&"; else empty."""
     after: str
-    block: Block | None
+    block: ShellBlock | None
     """The innermost."""
     target: tuple[str, Word] | None
     """The operator and the file that output goes to."""
@@ -90,7 +90,7 @@ class Statement(NamedTuple):
     """A here-document."""
 
 
-def statements(text: str, first_line: int = 1) -> Iterator[Statement]:
+def statements(text: str, first_line: int = 1) -> Iterator[ShellStatement]:
     """The statements of a script. Raises ConfigError where a quote does not end."""
     return _Text(text, first_line).statements()
 
@@ -252,12 +252,12 @@ class _Text:
             return (Piece("text", body, True, self.line(begin)),)
         return _Text(body, self.line(begin)).word(0, is_quoted=True)[0]
 
-    def statements(self) -> Iterator[Statement]:
+    def statements(self) -> Iterator[ShellStatement]:
         position = 0
         begin = 0
         words: list[Word] = []
         before = ""
-        blocks: list[Block] = []
+        blocks: list[ShellBlock] = []
         function = ""
         redirect = ""
         target: tuple[str, Word] | None = None
@@ -299,7 +299,7 @@ class _Text:
                         sign == ")" and block is not None and block.closer == "esac"
                     )
                     if not is_pattern:
-                        yield Statement(
+                        yield ShellStatement(
                             self.line(begin),
                             tuple(words),
                             before,
@@ -359,7 +359,7 @@ class _Text:
                     where = f"in {function}"
                     inner = function
                 blocks.append(
-                    Block(
+                    ShellBlock(
                         CLOSERS.get(opener, "done"),
                         where,
                         inner,
