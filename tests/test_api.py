@@ -106,7 +106,7 @@ def test_the_interface_is_listed_explained_and_short(tmp_path: Path) -> None:
         f"{name}: {asked.help}" in (magicdec.plan.__doc__ or "")
         for name, asked in request_options().items()
     )
-    plan = magicdec.plan(batch=64, context=[4096, 32768])
+    plan = magicdec.plan(batch=64, context=[4096, 32768], plugin=True)
     assert repr(plan).count("\n") == 2
     assert f"{plan.other_cases[0].best.speedup:.2f}x" in repr(plan)
     (tmp_path / "plan.json").write_text(plan.to_json())
