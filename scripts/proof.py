@@ -213,7 +213,7 @@ def _statements(text: str) -> str:
     if plain.startswith("{") and "\n{" not in plain:
         return json.dumps(json.loads(plain), indent=1, ensure_ascii=False)
     if "</html>" in text:
-        return text.replace("<li>", "\n<li>")
+        return re.sub(r"\s*(<li[ >]|</ul>)", r"\n\1", text)
     found = ""
     for line in text.splitlines():
         is_wrapped = len(line) == WIDTH or line.endswith(" ")
@@ -245,7 +245,11 @@ def _without_keys(value: Any, keys: list[str], path: str) -> Any:
 
 def _is_refilled(name: str, old: list[str], new: list[str]) -> bool:
     """Whether a plan's default text, which has room for so many lines, differs in other statements alone."""
-    if not name.startswith("plan ") or not name.endswith(".json") or ": " in name:
+    if (
+        not name.startswith("plan ")
+        or not name.endswith((".json", "--why"))
+        or ": " in name
+    ):
         return False
     gone = [line for line in old if line not in new]
     come = [line for line in new if line not in old]
