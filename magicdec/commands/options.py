@@ -33,22 +33,19 @@ TEXT_WIDTH = 100
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help: each example within 80 columns."""
-    return "\b\nExamples:\n" + "".join(
-        f"  {_folded(f'magicdec {line}')}\n" for line in lines
-    )
-
-
-def _folded(line: str) -> str:
-    """A command over several lines where it is long, broken before options."""
-    words = re.split(r" (?=-)", line)
-    lines = [words[0]]
-    for word in words[1:]:
-        if len(lines[-1]) + len(word) < PIPED_WIDTH - 6:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return " \\\n      ".join(lines)
+    """The end of a command's help: each example within 80 columns, broken before options."""
+    text = "\b\nExamples:\n"
+    for line in lines:
+        first, *words = re.split(r" (?=-)", f"magicdec {line}")
+        rows = [first]
+        for word in words:
+            if len(rows[-1]) + len(word) < PIPED_WIDTH - 6:
+                rows[-1] += f" {word}"
+            else:
+                rows.append(word)
+        folded = " \\\n      ".join(rows)
+        text += f"  {folded}\n"
+    return text
 
 
 def command(name: str, **given: Any) -> str:
@@ -341,7 +338,13 @@ class Command(TyperCommand):
         if has_arguments or len(records) <= FEW_OPTIONS:
             super().format_options(ctx, formatter)
             return
-        for head, rows in _by_section(records).items():
+        head_of: dict[str, str] = {}
+        for head, names in SECTIONS.items():
+            head_of |= dict.fromkeys(names.split(), head)
+        sections: dict[str, list[Any]] = {head: [] for head in SECTIONS}
+        for name, record in records.items():
+            sections[head_of[name]].append(record)
+        for head, rows in sections.items():
             if rows:
                 with formatter.section(head):
                     formatter.write_dl(rows)
@@ -349,17 +352,6 @@ class Command(TyperCommand):
 
 def _say(note: str) -> None:
     print(f"magicdec: {note}", file=sys.stderr)
-
-
-def _by_section(records: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The lines of help under the headings of `SECTIONS`."""
-    sections: dict[str, list[Any]] = {head: [] for head in SECTIONS}
-    head_of: dict[str, str] = {}
-    for head, names in SECTIONS.items():
-        head_of |= dict.fromkeys(names.split(), head)
-    for name, record in records.items():
-        sections[head_of[name]].append(record)
-    return sections
 
 
 class CommandGroup(TyperGroup):
