@@ -404,9 +404,11 @@ def test_a_planted_endless_loop_and_a_planted_line_before_json_are_found(
     as_json = Case("as JSON", (*case.arguments, "--format", "json"), is_json=True)
     assert judge(as_json, "planted").fault == ""
 
+    read = serve_command.read_serve_command
+
     def talks(text: str, **options: Any) -> serve_command.ServeCommand:
         print("assumed: nothing")
-        return serve_command.read_serve_command(text, **options)
+        return read(text, **options)
 
     with monkeypatch.context() as planted:
         planted.setattr(serve_command, "read_serve_command", talks)
