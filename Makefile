@@ -2,7 +2,7 @@
 # make test: set up, then the tests, two at a time.
 # make test-slow: those that take minutes; make test-exhaustive: these with every case that they sample, hours.
 # make mutants: how many of 40 small changes of each folder fail a test (traffic, logs, live, acceptance, plan).
-# make reach: lines of the package that the documents' commands enter, that FEATURES.md owns, and neither.
+# make reach: lines of the package that everyday use enters, that FEATURES.md owns, and neither.
 # make fuzz: logs, commands and the page under damage: cases, tracebacks, hangs, memory, the slowest; its exit code counts faults.
 # make test-vllm: set up vLLM's CPU build in an environment of its own, then the tests of the draft in it.
 # TORCH_INDEX_URL: where to take PyTorch from (unset: pip's configured index).

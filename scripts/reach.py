@@ -1,11 +1,11 @@
-"""Prints which lines of the package the documents reach, which a feature owns, and which neither.
+"""Prints which lines of the package everyday use reaches, which a feature owns, and which neither.
 
     make reach                            records what is entered (minutes), then prints
     python scripts/reach.py --recorded    prints the last recording again
     python scripts/reach.py --names       names the functions that nothing enters and no feature owns
 
-Entered: a line of the function ran while the commands of README and docs/, those of docs/questions.md and the error
-lines of tests/commands ran. Owned: a line of FEATURES.md names the function, or the class that it belongs to.
+Entered: a line of the function ran in this process while the commands of README, those of docs/questions.md and the
+error lines of tests/commands ran; what runs in ranks and servers of its own is owned. Owned: a line of FEATURES.md names the function, or the class that it belongs to.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ def record() -> None:
     command = [
         *(sys.executable, "-m", "coverage", "run"),
         *(f"--data-file={RECORDING}", f"--source={PACKAGE}"),
-        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not exhaustive"),
-        *ENTERING,
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", *ENTERING),
     ]
     subprocess.run(command, cwd=ROOT, check=True)
 

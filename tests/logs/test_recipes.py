@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jq
 import pytest
 
+jq = pytest.importorskip("jq")
 pytest.importorskip("numba")
 
 from magicdec.logs.formats import LoggedRow, rows_of
