@@ -5,7 +5,8 @@
     python scripts/reach.py --names       names the functions that nothing enters and no feature owns
 
 Entered: a line of the function ran in this process while the commands of README, those of docs/questions.md and the
-error lines of tests/commands ran; what runs in ranks and servers of its own is owned. Owned: a line of FEATURES.md names the function, or the class that it belongs to.
+error lines of tests/commands ran; what runs in ranks and servers of its own is owned. Owned: a line of FEATURES.md
+names the function, or the class that it belongs to.
 """
 
 from __future__ import annotations

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-jq = pytest.importorskip("jq")
 pytest.importorskip("numba")
 
 from magicdec.logs.formats import LoggedRow, rows_of
+
+jq = pytest.importorskip("jq")
 
 DOCS = Path(__file__).parents[2] / "docs" / "forms.md"
 RECIPES = re.findall(r"\n([^\n]+):\n\n```jq\n(.*?)```", DOCS.read_text(), re.DOTALL)
