@@ -374,13 +374,15 @@ def test_tokens_that_are_not_known_are_normal_on_the_logit_of_their_share(
 def test_the_mean_of_tokens_is_over_the_time_that_they_take(
     share: float, gamma: int, error: float
 ) -> None:
-    """By 2,000 quantiles of a normal variable. The few points of the mean err by 1.8 % where nearly all drafts are
-    accepted and the error is widest, by less than 0.2 % in 19 of 20 cases."""
+    """By 2,000 quantiles of a normal variable: within 0.2 % up to a width of 1.75 on the logit. Wider ones saturate
+    beyond what the few points of the mean see; up to the greatest width, 3, they err by 1.8 %."""
     middle = 1.0 + share * gamma
     quantiles = [NormalDist().inv_cdf((n + 0.5) / 2000) for n in range(2000)]
     tokens = tokens_at(np.array(quantiles), middle, gamma, error)
+    one_up = float(tokens_at(1.0, middle, gamma, error))
+    width = logit((one_up - 1.0) / gamma) - logit(share)
     assert mean_tokens(middle, gamma, error) == pytest.approx(
-        1.0 / np.mean(1.0 / tokens), rel=2e-2
+        1.0 / np.mean(1.0 / tokens), rel=2e-3 if width < 1.75 else 2e-2
     )
 
 
