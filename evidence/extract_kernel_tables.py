@@ -39,7 +39,7 @@ ALL_REDUCE_VERSIONS = {
     "l40s": "0.14.0",
     "rtx_pro_6000_server": "0.24.0",
 }
-"""Of vLLM; 0.19.0 on other systems."""
+"""Version of vLLM whose kernels were timed; 0.19.0 on other systems."""
 NCCL_VERSIONS = {"a100_sxm": "2.27.3", "l40s": "2.27.3"}
 FORMATS = {"bfloat16": "bf16"}
 MXFP4_SERVER = "gptossmxfp4"

@@ -48,7 +48,7 @@ FILES = (
     "top_k.csv.gz",
     "sparse_attention.csv.gz", "window_attention.csv.gz",
 )  # fmt: skip
-"""What evidence/extract_kernel_tables.py writes; `window` after `decode_attention`, whose curve it completes."""
+"""Tables that evidence/extract_kernel_tables.py writes; `window` after `decode_attention`, whose curve it completes."""
 SOURCE = "aiconfigurator-core 0.12.0 measured-kernel tables, {lane} lane, {dtype}"
 ENGINE_LANES = {
     "sglang": ("SGLang 0.5.14", "SGLang 0.5.10", "SGLang's custom all-reduce"),

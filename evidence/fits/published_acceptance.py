@@ -42,9 +42,9 @@ SHORT = 2048.0
 """Tokens up to which a head's acceptance is taken as that of the short benchmarks."""
 UNSTATED_GAMMA = 3
 LEAST_ERROR = 0.15
-"""Of log(1 - alpha): two harnesses on one dataset differ by this much."""
+"""Standard deviation of log(1 - alpha): two harnesses on one dataset differ by this much."""
 CONTEXT_ERROR = 0.4
-"""Of the context exponent: standard deviation of the four EAGLE-3 heads' that have one (0.2 to 1.1), as far apart as
+"""Standard deviation of the context exponent, from the four EAGLE-3 heads' that have one (0.2 to 1.1), as far apart as
 two reports of one head are (1.14 tokens per step at 7k, 1.28 over 4k to 64k). That of multi-token prediction is from
 one prompt; a server's first rejections grew as much, 6.5 to 27.9 % (vllm 47602)."""
 DEPTH_ERROR = 0.1
@@ -53,7 +53,7 @@ UNKNOWN_DEPTH_ERROR = 0.5
 WINDOWED = ("dspark",)
 """Heads that attend over a window, as published ones do."""
 WINDOWED_CONTEXT_ERROR = 0.15
-"""Of the context exponent, 0, of such a head: long texts differ."""
+"""Standard deviation of such a head's context exponent, which is 0: long texts differ."""
 COPY_DTYPE = "int4"
 """The only format in which acceptance of a narrower copy of the target is published."""
 DRIFT_DONORS = {
@@ -210,7 +210,8 @@ def fit_datasets(
 
 
 def law_by_position(rows: list[Figure]) -> Law:
-    """Of lengths at every gamma from 1 on: whether a look-up finds anything is in position 1, so no law is fitted."""
+    """A law that repeats the lengths at every gamma from 1 on. Nothing is fitted: whether a look-up finds anything
+    is in position 1."""
     lengths = [
         1.0,
         *(

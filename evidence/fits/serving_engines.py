@@ -183,7 +183,7 @@ def fit_drafts(
 
 
 def fitted_profiles(paths: list[Path]) -> list[EngineProfile]:
-    """What the rows of these files make of the catalog's profiles."""
+    """The catalog's profiles, fitted to the rows of these files."""
     rows, refused = read_rows(paths, ServingRow)
     if refused:
         print(f"{len(refused)} rows cannot be predicted; the first: {refused[0]}")

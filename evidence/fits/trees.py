@@ -30,7 +30,7 @@ PRIORS = {
 }
 SHIPPED = {"held_by_tree": HELD_BY_TREE, "rank": RANK}
 CONSTANT = 0.8
-"""What a constant would say of every tree."""
+"""The ratio that a constant would state of every tree."""
 
 
 def log_errors(trees: Sequence[TreeOverChain], law: dict[str, float]) -> Array:
