@@ -15,7 +15,7 @@ from magicdec.errors import ConfigError
 from magicdec.naming import METHODS
 from magicdec.progress import shown_progress
 from magicdec.specs.speculation import HEAD_METHODS, SELF
-from magicdec.units import MIB, format_count, format_seconds
+from magicdec.units import format_count, format_seconds
 
 if TYPE_CHECKING:
     from magicdec.logs.replay import LogReplay
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from magicdec.perfmodel.acceptance.replayed import RangeOfSteps, Replay
 
 USUAL_BUDGETS = "64,128,256,512,1024"
-KEEP_ABOVE_BYTES = 512 * MIB
-"""Size of logs above which the counts of finished parts are kept, to go on from."""
 SHOWN_SETTINGS = 4
 SHOWN_GAMMAS = (1, 2, 3, 4, 5, 8, 12, 16, 24)
 OF_LOGS = (
@@ -342,16 +340,11 @@ def _profile_lookups(
         raise ConfigError(
             "replaying logs needs a package: pip install 'magicdec[logs]'"
         ) from None
-    from magicdec.logs.parts import Parts
     from magicdec.logs.profiles import profiles_of, sweep
     from magicdec.logs.replay import replay_logs
     from magicdec.logs.sources import cpu_count, dataset_of, files_of
 
     files = files_of(outputs)
-    total = sum(file.stat().st_size for file in files)
-    keep = None
-    if total > KEEP_ABOVE_BYTES:
-        keep = Parts(asked.output.with_suffix(".parts"))
     lookups = sweep(
         rules,
         gammas=gammas,
@@ -365,7 +358,6 @@ def _profile_lookups(
             tokenizer=asked.tokenizer,
             max_len=asked.max_model_len or 0,
             jobs=asked.jobs or cpu_count(),
-            keep=keep,
             progress=show,
         )
     profiles = profiles_of(replay, model=asked.model, dataset=dataset_of(files))
@@ -374,8 +366,6 @@ def _profile_lookups(
     _print_pace(replay)
     for profile in profiles:
         _print_replay(profile.replay, max_len=asked.max_model_len or 0)
-    if keep is not None:
-        keep.remove()
     return [(profile, rule) for profile, rule in zip(profiles, rules, strict=True)]
 
 

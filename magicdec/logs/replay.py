@@ -20,7 +20,6 @@ from magicdec.errors import ConfigError
 from magicdec.logs.formats import Companions, UnreadableError
 from magicdec.logs.lookups import Lookup
 from magicdec.logs.ngram import Ints, NgramReplay, Steps
-from magicdec.logs.parts import Parts
 from magicdec.logs.requests import Account, requests_of
 from magicdec.logs.sources import Shard, companions_of, files_of, shards_of, total_bytes
 from magicdec.logs.suffix import SuffixReplay
@@ -152,14 +151,12 @@ def replay_logs(
     tokenizer: Path | None = None,
     max_len: int = 0,
     jobs: int = 1,
-    keep: Parts | None = None,
     progress: Progress = lambda _: None,
 ) -> LogReplay:
     """Replay these settings on the requests of files.
 
     joblib runs the tasks: its processes on this machine, or a cluster's where the caller has chosen
-    such a backend (`joblib.parallel_config`). With `keep`, counts of parts are kept there, and a
-    second call goes on from them; removing them is left to the caller.
+    such a backend (`joblib.parallel_config`).
 
     Raises:
         ConfigError: a file cannot be read, or none has a request.
@@ -175,7 +172,7 @@ def replay_logs(
     )
     if tokenizer is not None:
         TextTokenizer(tokenizer)  # one error here rather than one in every process
-    parts = _run(tasks, companions, jobs=jobs, keep=keep, progress=progress)
+    parts = _run(tasks, companions, jobs=jobs, progress=progress)
     totals: dict[tuple[Lookup, ...], Counted] = {}
     for task, counted in zip(tasks, parts, strict=True):
         before = totals.get(task.lookups)
@@ -289,25 +286,15 @@ def _run(
     companions: Companions,
     *,
     jobs: int,
-    keep: Parts | None,
     progress: Progress,
 ) -> list[Counted]:
-    """The counts of every task; those kept from before are not counted again."""
+    """The counts of every task."""
     results: dict[int, Counted] = {}
-    for number, task in enumerate(tasks):
-        part = keep.load(task) if keep is not None else None
-        if part is not None:
-            results[number] = part
     total = max(sum(task.num_bytes for task in tasks), 1)
-    done = sum(tasks[number].num_bytes for number in results)
-    waiting = [number for number in range(len(tasks)) if number not in results]
+    done = 0
     progress(StepMessage("reading logs", done=done, total=total))
-    for number, counted in _finished(
-        tasks, waiting, companions, jobs=jobs, progress=progress
-    ):
+    for number, counted in _finished(tasks, companions, jobs=jobs, progress=progress):
         results[number] = counted
-        if keep is not None:
-            keep.save(tasks[number], counted)
         done += tasks[number].num_bytes
         progress(StepMessage("reading logs", done=done, total=total))
     return [results[number] for number in range(len(tasks))]
@@ -315,25 +302,25 @@ def _run(
 
 def _finished(
     tasks: Sequence[ReplayTask],
-    waiting: Sequence[int],
     companions: Companions,
     *,
     jobs: int,
     progress: Progress,
 ) -> Iterator[tuple[int, Counted]]:
-    """The waiting tasks' numbers and counts, as they end; one alone says how far it is."""
-    if min(jobs, len(waiting)) <= 1:
-        for number in waiting:
-            yield number, count_task(tasks[number], companions, progress)
+    """The tasks' numbers and counts, as they end; one alone says how far it is."""
+    if min(jobs, len(tasks)) <= 1:
+        for number, task in enumerate(tasks):
+            yield number, count_task(task, companions, progress)
         return
     from joblib import Parallel, delayed
 
     calls = (
-        delayed(_numbered)(number, tasks[number], companions) for number in waiting
+        delayed(_numbered)(number, task, companions)
+        for number, task in enumerate(tasks)
     )
-    yield from Parallel(
-        n_jobs=min(jobs, len(waiting)), return_as="generator_unordered"
-    )(calls)
+    yield from Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator_unordered")(
+        calls
+    )
 
 
 def _numbered(

@@ -69,10 +69,6 @@ class Account:
     examples: dict[str, list[str]] = field(default_factory=dict)
     """Places of the first of them."""
 
-    @property
-    def num_unreadable(self) -> int:
-        return sum(self.unreadable.values())
-
     def refuse(self, reason: str, shard: Shard, place: int) -> None:
         """Count a row that cannot be read, and name it."""
         self.unreadable[reason] = self.unreadable.get(reason, 0) + 1

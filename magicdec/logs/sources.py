@@ -54,7 +54,6 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     """Byte, or row group, after the last; None: to the end."""
     num_bytes: int
     """Bytes on disk that reading it takes, about."""
-    modified_ns: int = 0
 
 
 def files_of(patterns: Sequence[str | Path]) -> list[Path]:
@@ -86,8 +85,7 @@ def shards_of(files: Sequence[Path], *, shard_bytes: int = SHARD_BYTES) -> list[
     for file in files:
         path = file.absolute()  # processes that read it may run elsewhere
         try:
-            status = path.stat()
-            shards += _parts(path, status.st_size, status.st_mtime_ns, shard_bytes)
+            shards += _parts(path, path.stat().st_size, shard_bytes)
         except OSError as failure:
             raise ConfigError(
                 f"cannot read {path}: {failure.strerror or failure}"
@@ -95,17 +93,13 @@ def shards_of(files: Sequence[Path], *, shard_bytes: int = SHARD_BYTES) -> list[
     return shards
 
 
-def _parts(path: Path, size: int, modified_ns: int, shard_bytes: int) -> list[Shard]:
+def _parts(path: Path, size: int, shard_bytes: int) -> list[Shard]:
     if path.suffix == ".parquet":
-        return [
-            Shard(path=path, kind="parquet", num_bytes=size, modified_ns=modified_ns)
-        ]
+        return [Shard(path=path, kind="parquet", num_bytes=size)]
     if not has_lines(path):
-        return [
-            Shard(path=path, kind="document", num_bytes=size, modified_ns=modified_ns)
-        ]
+        return [Shard(path=path, kind="document", num_bytes=size)]
     if path.suffix in (".gz", ".zst") or size <= shard_bytes:
-        return [Shard(path=path, kind="lines", num_bytes=size, modified_ns=modified_ns)]
+        return [Shard(path=path, kind="lines", num_bytes=size)]
     return [
         Shard(
             path=path,
@@ -113,7 +107,6 @@ def _parts(path: Path, size: int, modified_ns: int, shard_bytes: int) -> list[Sh
             begin=begin,
             end=min(begin + shard_bytes, size),
             num_bytes=min(shard_bytes, size - begin),
-            modified_ns=modified_ns,
         )
         for begin in range(0, size, shard_bytes)
     ]

@@ -8,7 +8,7 @@ over requests, se² = C / (C − 1) · Σ (a − r·n)² / (Σ n)², needs no mo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,13 +25,6 @@ CONTEXT_BOUNDS = np.array([2**power for power in range(7, 21)], dtype=np.int64)
 tokens."""
 OUTPUT_BOUNDS = np.array([16, 64, 256, 1024, 4096], dtype=np.int64)
 """Upper bounds, inclusive, of the ranges of place in the output that are counted apart."""
-ARRAYS = (
-    "totals",
-    "positions",
-    "by_context",
-    "context_positions",
-    "by_output",
-)
 Z_95 = 1.959963984540054
 
 
@@ -81,13 +74,6 @@ class SettingCounts:
     @property
     def drafted_tokens(self) -> int:
         return int(self.totals[columns.DRAFTED])
-
-    @property
-    def accepted_tokens(self) -> tuple[int, int]:
-        """The least and the most that the engine's counter can hold: where the log ends within a
-        draft that was right so far, the engine may have accepted the rest of it."""
-        least = int(self.positions[:, columns.ACCEPTED].sum())
-        return least, least + int(self.totals[columns.OPEN_DRAFTED])
 
     @property
     def drafted_share(self) -> float:
@@ -198,29 +184,6 @@ class Tally:
             by_output=np.zeros((num, outputs, columns.NUM_SUMS), dtype=np.int64),
         )
 
-    @property
-    def arrays(self) -> dict[str, Whole]:
-        """The counts by their names."""
-        return {name: getattr(self, name) for name in ARRAYS}
-
-    @classmethod
-    def of_arrays(
-        cls, lookups: Sequence[Lookup], flat: Mapping[str, Sequence[int]]
-    ) -> Tally:
-        """Return counts from flat lists of them, by their names.
-
-        Raises:
-            ValueError: they are not those of these settings.
-        """
-        empty = cls.empty(lookups)
-        if set(flat) != set(ARRAYS):
-            raise ValueError("other counts")
-        arrays = {
-            name: np.array(flat[name], dtype=np.int64).reshape(array.shape)
-            for name, array in empty.arrays.items()
-        }
-        return cls(lookups=empty.lookups, **arrays)
-
     def add(
         self, steps: Steps, counts: Whole, *, text_len: int, prompt_len: int
     ) -> None:
@@ -241,10 +204,14 @@ class Tally:
 
     def __add__(self, other: Tally) -> Tally:
         """Counts of the requests of both."""
-        sums = {
-            name: array + getattr(other, name) for name, array in self.arrays.items()
-        }
-        return Tally(lookups=self.lookups, **sums)
+        return Tally(
+            lookups=self.lookups,
+            totals=self.totals + other.totals,
+            positions=self.positions + other.positions,
+            by_context=self.by_context + other.by_context,
+            context_positions=self.context_positions + other.context_positions,
+            by_output=self.by_output + other.by_output,
+        )
 
     def of(self, number: int) -> SettingCounts:
         """Return the counts of one setting, by its place among `lookups`."""

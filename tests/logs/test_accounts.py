@@ -89,7 +89,7 @@ def test_every_row_is_a_request_or_counted_with_its_reason(
     assert (account.prompt_tokens, account.output_tokens) == (prompt_tokens, output_tokens)  # fmt: skip
     assert replay.replayed_tokens == len(LOOKUPS) * (prompt_tokens + output_tokens)
     assert account.unreadable == reasons
-    assert account.num_unreadable == len(bad)
+    assert sum(account.unreadable.values()) == len(bad)
     for reason in reasons:
         places = [place for why, place in bad if why == reason]
         assert account.examples[reason] == places[:3]

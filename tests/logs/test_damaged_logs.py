@@ -7,7 +7,6 @@ import gzip
 import json
 import math
 import os
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,9 @@ from magicdec.errors import ConfigError
 from magicdec.logs import formats, replay, sources
 from magicdec.logs.formats import LoggedRow, UnreadableError, rows_of
 from magicdec.logs.lookups import lookup
-from magicdec.logs.parts import Parts
-from magicdec.logs.replay import replay_logs, tasks_of
+from magicdec.logs.replay import replay_logs
 from magicdec.logs.requests import Account, requests_of
-from magicdec.logs.sources import files_of, shards_of
-from magicdec.suffix_tree import SuffixSettings
+from magicdec.logs.sources import shards_of
 from tests.fuzz.damage import NASTY, damaged
 
 LONG = list(range(1, 12))
@@ -164,7 +161,7 @@ def test_bad_rows_are_counted_and_named(tmp_path: Path) -> None:
     (shard,) = shards_of([log])
     requests = list(requests_of(shard, account, tokenizer=None, companions={}))
     assert len(requests) == 3
-    assert account.num_unreadable == 2
+    assert sum(account.unreadable.values()) == 2
     assert [f"log.jsonl line {line}" for line in (4, 5)] in account.examples.values()
 
 
@@ -258,72 +255,3 @@ def test_a_replay_of_one_file_says_how_far_it_is(
 
 
 LOOKUPS = [lookup("ngram", gamma=3, min_ngram=2, max_ngram=2)]
-
-
-@pytest.mark.slow
-def test_only_files_of_the_replay_are_removed(tmp_path: Path) -> None:
-    """A user's folder of the name that parts take, and a folder of our own with a stranger's file in it."""
-    log = ids_log(tmp_path / "log.jsonl")
-    users = tmp_path / "users.parts"
-    (users / "deep").mkdir(parents=True)
-    (users / "thesis.tex").write_text("years of work")
-    (users / "deep" / f"{'0' * 32}.part").write_text("mine")
-    empty = tmp_path / "empty.parts"
-    empty.mkdir()
-    for folder in (users, empty, tmp_path / "new.parts"):
-        keep = Parts(folder)
-        replay_logs([log], LOOKUPS, keep=keep)
-        keep.remove()
-    assert (users / "thesis.tex").read_text() == "years of work"
-    assert (users / "deep" / f"{'0' * 32}.part").read_text() == "mine"
-    assert sorted(path.name for path in users.iterdir()) == ["deep", "thesis.tex"]
-    assert empty.is_dir()
-    assert not (tmp_path / "new.parts").exists()
-
-
-def test_parts_of_a_stopped_run_are_used_and_then_removed(tmp_path: Path) -> None:
-    log = ids_log(tmp_path / "log.jsonl")
-    folder = tmp_path / "log.parts"
-    first = replay_logs([log], LOOKUPS, keep=Parts(folder))
-    (file,) = folder.iterdir()
-    written = file.stat().st_mtime_ns
-    keep = Parts(folder)
-    again = replay_logs([log], LOOKUPS, keep=keep)
-    assert file.stat().st_mtime_ns == written
-    assert again.account == first.account
-    assert (again.settings[0].positions == first.settings[0].positions).all()
-    keep.remove()
-    assert not folder.exists()
-
-
-class Runs:
-    """Leaves a file where it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.mkdir, (str(self.path),))
-
-
-def test_a_prepared_part_runs_nothing_and_is_counted_again(tmp_path: Path) -> None:
-    log = ids_log(tmp_path / "log.jsonl")
-    folder = tmp_path / "log.parts"
-    whole = replay_logs([log], LOOKUPS, keep=Parts(folder))
-    (file,) = folder.iterdir()
-    good = file.read_bytes()
-    prepared = [pickle.dumps(Runs(tmp_path / "ran")), b"", good[:-9], b"\xc1" * 99]
-    for data in prepared:
-        file.write_bytes(data)
-        (task,) = tasks_of(
-            shards_of(files_of([log])),
-            LOOKUPS,
-            suffix=SuffixSettings(),
-            tokenizer=None,
-            max_len=0,
-        )
-        assert Parts(folder).load(task) is None
-        assert not (tmp_path / "ran").exists()
-        again = replay_logs([log], LOOKUPS, keep=Parts(folder))
-        assert (again.settings[0].positions == whole.settings[0].positions).all()
-        assert file.read_bytes()[:50] == good[:50]

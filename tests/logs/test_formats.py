@@ -240,7 +240,7 @@ def test_rows_that_cannot_be_read_are_counted_and_named(tmp_path: Path) -> None:
     requests, account = read_all([path])
     assert len(requests) == account.num_requests == 2
     assert account.num_rows == 6
-    assert account.num_unreadable == 4
+    assert sum(account.unreadable.values()) == 4
     assert account.unreadable["text, which needs --tokenizer"] == 1
     assert account.examples["not JSON"] == ["log.jsonl line 3"]
 

@@ -19,7 +19,6 @@ from magicdec.counts import clustered_stderr, rate_and_error
 from magicdec.errors import ConfigError
 from magicdec.logs.lookups import lookup
 from magicdec.logs.ngram import NgramReplay
-from magicdec.logs.parts import Parts
 from magicdec.logs.profiles import profiles_of, sweep
 from magicdec.logs.replay import replay_logs
 from magicdec.logs.tally import Tally
@@ -118,23 +117,15 @@ def test_ranges_hold_every_step_once(log: Path) -> None:
 
 
 def test_shards_add_up_to_the_profile_of_one_pass(log: Path, tmp_path: Path) -> None:
-    """Several files, read by several processes, give the same profile to the last digit; also where a second call goes
-    on from parts that were kept."""
+    """Several files, read by several processes, give the same profile to the last digit."""
     whole = profiles_of(replay_logs([log], LOOKUPS), model="m", dataset="d")
     lines = log.read_text().splitlines(keepends=True)
     for number in range(4):
         (tmp_path / f"part{number}.jsonl").write_text(
             "".join(lines[40 * number : 40 * number + 40])
         )
-    folder = tmp_path / "parts"
-    for _ in range(2):
-        split = replay_logs(
-            [tmp_path / "part*.jsonl"], LOOKUPS, jobs=2, keep=Parts(folder)
-        )
-        assert profiles_of(split, model="m", dataset="d") == whole
-    assert (
-        len(list(folder.iterdir())) == 5
-    )  # four of n-gram, and one of the tree of responses
+    split = replay_logs([tmp_path / "part*.jsonl"], LOOKUPS, jobs=2)
+    assert profiles_of(split, model="m", dataset="d") == whole
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ pytest.importorskip("numba")
 
 from magicdec.errors import ConfigError
 from magicdec.logs import suffix
+from magicdec.logs import tally_kernel as columns
 from magicdec.logs.load import PrefixCache
 from magicdec.logs.lookups import lookup
 from magicdec.logs.suffix import SuffixReplay
@@ -153,7 +154,8 @@ def test_counts_are_of_every_step(
         drafted - accepted for left, *_, drafted, accepted in every if accepted == left
     )
     seen = sum(min(accepted, 3) for *_, accepted in every)
-    assert setting.accepted_tokens == (seen, seen + beyond)
+    assert setting.positions[:, columns.ACCEPTED].sum() == seen
+    assert setting.totals[columns.OPEN_DRAFTED] == beyond
     for bounds, table, column in (
         (CONTEXT_BOUNDS, setting.by_context, 1),
         (OUTPUT_BOUNDS, setting.by_output, 2),
