@@ -7,10 +7,6 @@
                     (vllm/v1/spec_decode/ngram_proposer.py)
     ngram-gpu       vLLM's V2 runner: the latest place; always exactly k drafts, the last token of the text where
                     nothing follows or nothing is found (vllm/v1/worker/gpu/spec_decode/ngram/speculator.py)
-    transformers    prompt look-up of Hugging Face generate(): n from max down to 1, earliest place; the prompt's own
-                    step drafts too (transformers/generation/candidate_generator.py)
-    pld             the original prompt look-up, as in Spec-Bench: of each n the earliest place that has all k
-                    following tokens, else the next smaller n; the prompt's own step drafts too
     llama.cpp       ngram-simple: the latest place of the last `max` tokens, only where it drafts at least `max` tokens
                     (common/ngram-map.cpp)
     suffix          vLLM's suffix decoding: trees of the request's text and of earlier responses
@@ -28,8 +24,6 @@ from magicdec.errors import ConfigError, unknown_choice
 Rule = Literal[
     "ngram",
     "ngram-gpu",
-    "transformers",
-    "pld",
     "llama.cpp",
     "suffix",
     "suffix-local",
@@ -40,8 +34,6 @@ DRAFT_MODEL: Rule = "draft-model"
 RULES: tuple[str, ...] = tuple(rule for rule in get_args(Rule) if rule != DRAFT_MODEL)
 """Rules of look-ups."""
 SUFFIX_RULES = ("suffix", "suffix-local")
-DRAFTS_BEFORE_FIRST_TOKEN = ("transformers", "pld")
-"""Rules whose first draft is made from the prompt alone."""
 MAX_NGRAM = 64
 MAX_REPLAYED_GAMMA = 64
 
@@ -116,8 +108,6 @@ def lookup(
 DEFAULT_NGRAMS = {
     "ngram": (5, 5),
     "ngram-gpu": (5, 5),
-    "transformers": (1, 2),
-    "pld": (1, 3),
     "llama.cpp": (12, 12),
 }
 """Shortest and longest n-gram of each rule where the engine is given none."""

@@ -15,19 +15,17 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from magicdec.logs.lookups import DRAFTS_BEFORE_FIRST_TOKEN, Lookup
+from magicdec.logs.lookups import Lookup
 
 Ints = npt.NDArray[np.int32]
 Steps = npt.NDArray[np.int32]
 """Steps of one setting on one request, [steps, 3]: index in the text of the last token emitted
 before the step, drafted tokens, accepted tokens as far as the log goes."""
 
-NGRAM, NGRAM_GPU, TRANSFORMERS, PLD, LLAMA = range(5)
+NGRAM, NGRAM_GPU, LLAMA = range(3)
 CODES = {
     "ngram": NGRAM,
     "ngram-gpu": NGRAM_GPU,
-    "transformers": TRANSFORMERS,
-    "pld": PLD,
     "llama.cpp": LLAMA,
 }
 BASE = np.uint64(0x9E3779B97F4A7C15)
@@ -61,17 +59,14 @@ class NgramReplay:
         self.lookups = tuple(lookups)
         settings = []
         lengths: set[int] = set()
-        early = []
         for row in lookups:
             settings.append((CODES[row.rule], row.gamma, row.min_ngram, row.max_ngram))
             shortest = row.min_ngram
             if row.rule == "llama.cpp":
                 shortest = row.max_ngram
             lengths.update(range(shortest, row.max_ngram + 1))
-            early.append(row.rule in DRAFTS_BEFORE_FIRST_TOKEN)
         self._settings = np.array(settings, dtype=np.int32)
         self._lengths = np.array(sorted(lengths), dtype=np.int32)
-        self._early = np.array(early, dtype=np.int32)
         self._index = new_index(1)
         self._stamp = 0
         self._steps = np.zeros((len(lookups), 0, 3), dtype=np.int32)
@@ -98,7 +93,7 @@ class NgramReplay:
                 (len(self.lookups), 2 * output_len, 3), dtype=np.int32
             )
         self._stamp += 1
-        cursors = np.maximum(prompt_len - self._early, 0)
+        cursors = np.full(len(self.lookups), prompt_len)
         counts = replay(
             text,
             cursors,
@@ -218,10 +213,7 @@ def _draft(code, gamma, low, high, place, first, last, before_last):
             continue
         if code == NGRAM_GPU:
             return last[length] + 1, gamma
-        following = place - first[length]
-        if code == PLD and (following < gamma or following <= length):
-            continue
-        return first[length] + 1, min(gamma, following)
+        return first[length] + 1, min(gamma, place - first[length])
     if code == NGRAM_GPU:
         return 0, gamma
     return 0, 0

@@ -42,13 +42,10 @@ NGRAM_RANGES = (
 """Shortest and longest n-gram of a sweep."""
 MODEL_GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8)
 LLAMA_LENGTHS = (4, 8, 12, 16)
-SWEPT_LENGTHS = {
-    "ngram": ((1, 2, 3, 4, 5), (3, 4, 5, 8)),
-    "ngram-gpu": ((1, 2, 3, 4, 5), (3, 4, 5, 8)),
-    "transformers": ((1,), (2, 3, 5)),
-    "pld": ((1,), (2, 3, 5)),
-}
-"""Shortest and longest n-grams that are combined where only one of the two is given."""
+SHORTEST_NGRAMS = (1, 2, 3, 4, 5)
+"""Shortest n-grams of a sweep where only the longest are given."""
+LONGEST_NGRAMS = (3, 4, 5, 8)
+"""Longest n-grams of a sweep where only the shortest are given."""
 SUFFIX_GAMMAS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 SHOWN_GAMMA = 4
 """Gamma of the ranges that a profile shows, unless it has none so deep."""
@@ -58,8 +55,6 @@ prices it: a long draft that is rarely right costs more than it gains."""
 RULE_METHODS = {
     "ngram": "ngram",
     "ngram-gpu": "ngram",
-    "transformers": "ngram",
-    "pld": "ngram",
     "llama.cpp": "ngram",
     "suffix": "suffix",
     "suffix-local": "suffix",
@@ -112,12 +107,13 @@ def _ranges(
     if rule == "llama.cpp":
         lengths = given or LLAMA_LENGTHS
         return [(length, length) for length in lengths]
-    if not given and rule in ("ngram", "ngram-gpu"):
+    if not given:
         return list(NGRAM_RANGES)
-    shortest, longest = SWEPT_LENGTHS[rule]
     pairs = [
         (low, high)
-        for low, high in product(min_ngrams or shortest, max_ngrams or longest)
+        for low, high in product(
+            min_ngrams or SHORTEST_NGRAMS, max_ngrams or LONGEST_NGRAMS
+        )
         if low <= high
     ]
     if not pairs:

@@ -30,12 +30,6 @@ def draft_of(rule: str, text: list[int], gamma: int, low: int, high: int) -> lis
             begin = places[-1] + length
             draft = text[begin : begin + gamma]
             return draft + [text[-1]] * (gamma - len(draft))
-        if rule == "pld":
-            for start in places:
-                begin = start + length
-                if begin + gamma <= len(text) and begin < len(text) - length:
-                    return text[begin : begin + gamma]
-            continue
         begin = places[0] + length
         return text[begin : begin + gamma]
     return [text[-1]] * gamma if rule == "ngram-gpu" else []
@@ -71,7 +65,7 @@ def ngram_steps(
     max_len: int = 0,
 ) -> list[Step]:
     """All steps of one n-gram rule on a request."""
-    place = prompt_len - (1 if rule in ("transformers", "pld") else 0)
+    place = prompt_len
     steps = []
     while place < len(text) - 1:
         room = gamma if not max_len else min(gamma, max_len - place - 2)

@@ -210,10 +210,9 @@ def test_times_of_a_replay_lie_within_it(tmp_path: Path) -> None:
 def test_a_sweep_pairs_every_shortest_with_every_longer_longest() -> None:
     """Of vLLM's rule: but 1 with 4 or 8, which draft as 1 with its neighbours do; and vLLM's own 5 to
     5. A draft model is replayed at each gamma of 1 to 8."""
-    shortest, longest = profiles.SWEPT_LENGTHS["ngram"]
+    shortest, longest = profiles.SHORTEST_NGRAMS, profiles.LONGEST_NGRAMS
     pairs = {(low, high) for low in shortest for high in longest if low < high}
     assert set(profiles.NGRAM_RANGES) == pairs - {(1, 4), (1, 8)} | {(5, 5)}
-    assert profiles.SWEPT_LENGTHS["ngram-gpu"] == profiles.SWEPT_LENGTHS["ngram"]
     assert list(profiles.MODEL_GAMMAS) == list(range(1, 9))
     assert profiles.SHOWN_GAMMA in profiles.MODEL_GAMMAS
     assert profiles.SHOWN_GAMMA in profiles.NGRAM_GAMMAS
@@ -225,11 +224,8 @@ SWEEPS = {
     "suffix": profiles.SUFFIX_GAMMAS,
     "a draft model": profiles.MODEL_GAMMAS,
     "llama.cpp's lengths": profiles.LLAMA_LENGTHS,
-    **{
-        f"{rule}, {end}": lengths
-        for rule, both in profiles.SWEPT_LENGTHS.items()
-        for end, lengths in zip(("shortest", "longest"), both, strict=True)
-    },
+    "shortest n-grams": profiles.SHORTEST_NGRAMS,
+    "longest n-grams": profiles.LONGEST_NGRAMS,
 }
 
 
@@ -245,9 +241,6 @@ def test_a_sweep_rises_by_two_thirds_at_most(name: str) -> None:
         assert swept[0] == 4
     elif "longest" not in name:
         assert swept[0] == 1
-    assert profiles.SWEPT_LENGTHS["pld"] == profiles.SWEPT_LENGTHS["transformers"]
-    settings_of = {name: lookup(name, gamma=1) for name in ("pld", "transformers")}
-    assert {row.min_ngram for row in settings_of.values()} == {1}
 
 
 @pytest.mark.parametrize("more", [0, 1])

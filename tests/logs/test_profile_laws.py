@@ -192,8 +192,6 @@ UP_TO_8 = [1, 2, 3, 4, 5, 6, 8, 12, 16]
 GRIDS: dict[str, tuple[list[int], Callable[[int, int], bool]]] = {
     "ngram": (UP_TO_8, lambda low, high: high in (3, 4, 5, 8) and low <= 5),
     "ngram-gpu": (UP_TO_8, lambda low, high: high in (3, 4, 5, 8) and low <= 5),
-    "transformers": (UP_TO_8, lambda low, high: low == 1 and high in (2, 3, 5)),
-    "pld": (UP_TO_8, lambda low, high: low == 1 and high in (2, 3, 5)),
 }
 """Gammas, and pairs of shortest and longest n-gram, of a grid of which one end is asked for."""
 
@@ -256,7 +254,7 @@ def test_a_grid_where_nothing_is_asked_for() -> None:
     )
 
 
-@pytest.mark.parametrize("rule", ["ngram", "pld", "llama.cpp"])
+@pytest.mark.parametrize("rule", ["ngram", "ngram-gpu", "llama.cpp"])
 @pytest.mark.parametrize(
     ("length", "is_taken"), [(0, False), (1, True), (64, True), (65, False)]
 )

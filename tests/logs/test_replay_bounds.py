@@ -81,7 +81,7 @@ def test_suffix_drafts_end_before_the_engines_longest_sequence(
         assert all(place + drafted + 2 <= most for place, drafted, _ in found if drafted)  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", ["ngram", "transformers", "llama.cpp"])
+@pytest.mark.parametrize("rule", ["ngram", "ngram-gpu", "llama.cpp"])
 def test_the_bounds_of_settings(rule: str) -> None:
     """Drafts and n-grams of 1 to 64 tokens."""
     assert lookup(rule, gamma=64, min_ngram=64, max_ngram=64).max_ngram == 64
