@@ -160,7 +160,7 @@ Target = Annotated[
 LoggedOutputs = Annotated[
     list[str] | None,
     option(
-        "Logged requests to replay (JSON lines, JSON, .gz, .zst, .parquet; globs); repeatable."
+        "Logged requests to replay (JSON lines, JSON, .gz, .parquet; globs); repeatable."
     ),
 ]
 LogTokenizer = Annotated[

@@ -1,11 +1,10 @@
-"""Files of logged requests, in shards that are read as a stream: JSON lines, JSON, .gz, .zst and
+"""Files of logged requests, in shards that are read as a stream: JSON lines, JSON, .gz and
 Parquet."""
 
 from __future__ import annotations
 
 import glob
 import gzip
-import io
 import math
 import os
 import zlib
@@ -34,8 +33,6 @@ EXPANDED_LIMIT_BYTES = 1024 * MIB
 MOST_EXPANDED = 200
 """All lines of a compressed file may have so many bytes, and so many times those of the file: a megabyte can
 unfold to a gigabyte for each that it has, and to hours."""
-ZST_BYTES = 1024
-"""Bytes that are decompressed at once, to at most 32 MiB: 128 KiB from four of them."""
 PARQUET_ROWS = 256
 """Rows of a table that are in memory at once."""
 COMPANION_LIMIT = 1_000_000
@@ -98,7 +95,7 @@ def _parts(path: Path, size: int, shard_bytes: int) -> list[Shard]:
         return [Shard(path=path, kind="parquet", num_bytes=size)]
     if not has_lines(path):
         return [Shard(path=path, kind="document", num_bytes=size)]
-    if path.suffix in (".gz", ".zst") or size <= shard_bytes:
+    if path.suffix == ".gz" or size <= shard_bytes:
         return [Shard(path=path, kind="lines", num_bytes=size)]
     return [
         Shard(
@@ -114,7 +111,7 @@ def _parts(path: Path, size: int, shard_bytes: int) -> list[Shard]:
 
 def has_lines(path: Path) -> bool:
     """Whether a file has one JSON document a line, rather than one over several."""
-    names = [suffix for suffix in path.suffixes if suffix not in (".gz", ".zst")]
+    names = [suffix for suffix in path.suffixes if suffix != ".gz"]
     if names and names[-1] in LINE_SUFFIXES:
         return True
     limit = _limit_bytes(path, LINE_LIMIT_BYTES)
@@ -133,7 +130,7 @@ def has_lines(path: Path) -> bool:
 
 def _limit_bytes(path: Path, most: int) -> int:
     """The bytes of a file's line or document that are read at once, `most` of one not compressed."""
-    if path.suffix not in (".gz", ".zst"):
+    if path.suffix != ".gz":
         return most
     return min(most, COMPRESSED_LIMIT_BYTES + MOST_COMPRESSED * path.stat().st_size)
 
@@ -150,64 +147,12 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             if path.suffix == ".gz":
                 with gzip.open(file) as inner:
                     yield inner  # type: ignore[misc]  # a buffered reader of bytes
-            elif path.suffix == ".zst":
-                yield _zstandard(file)
             else:
                 yield file
     except (OSError, EOFError, zlib.error) as failure:
         raise ConfigError(
             f"cannot read {path}: {getattr(failure, 'strerror', None) or failure}"
         ) from None
-
-
-def _zstandard(file: IO[bytes]) -> IO[bytes]:
-    try:
-        import zstandard  # noqa: F401  # used by the stream
-    except ImportError:
-        raise ConfigError(
-            "reading .zst needs a package: pip install 'magicdec[logs]'"
-        ) from None
-    return io.BufferedReader(_Frames(file), MIB)
-
-
-class _Frames(io.RawIOBase):
-    """The contents of a file's Zstandard frames; the library's own reader takes a file that ends within
-    a frame for a whole one."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        import zstandard
-
-        self._file = file
-        self._zstandard = zstandard
-        self._frame: Any = None
-        self._waiting = b""
-        """Bytes of the file that are not decompressed yet."""
-        self._ready = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            self._waiting = self._waiting or self._file.read(ZST_BYTES)
-            if not self._waiting:
-                if self._frame is not None:
-                    raise EOFError("the compressed file ends within a frame")
-                return 0
-            if self._frame is None:
-                self._frame = self._zstandard.ZstdDecompressor().decompressobj()
-            try:
-                self._ready = self._frame.decompress(self._waiting)
-            except self._zstandard.ZstdError as failure:
-                raise OSError(f"the .zst file is damaged: {failure}") from None
-            self._waiting = b""
-            if self._frame.eof:
-                self._waiting = self._frame.unused_data
-                self._frame = None
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
 
 
 Place = int
@@ -254,7 +199,7 @@ def _lines(shard: Shard) -> Iterator[tuple[Place, bytes | UnreadableError]]:
 def _pieces(file: IO[bytes], shard: Shard, limit: int) -> Iterator[bytes]:
     """Lines, the longer of them in several pieces of `limit` bytes."""
     most = math.inf
-    if shard.path.suffix in (".gz", ".zst"):
+    if shard.path.suffix == ".gz":
         most = EXPANDED_LIMIT_BYTES + MOST_EXPANDED * shard.path.stat().st_size
     num_bytes = 0
     is_whole = True

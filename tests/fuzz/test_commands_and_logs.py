@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -302,13 +301,11 @@ def logs(draw: st.DrawFn) -> tuple[str, bytes]:
             )
         )
     data = text.encode("utf-8", "surrogatepass")
-    endings = [".jsonl", ".jsonl", ".json", ".jsonl.gz", ".parquet", ".jsonl.zst"]
+    endings = [".jsonl", ".jsonl", ".json", ".jsonl.gz", ".parquet"]
     ending = draw(st.sampled_from(endings))
     is_compressed = draw(st.sampled_from([True, True, False]))
     if ending.endswith(".gz") and is_compressed:
         data = gzip.compress(data)
-    if ending.endswith(".zst") and is_compressed:
-        data = zstandard.ZstdCompressor().compress(data)
     return ending, data
 
 

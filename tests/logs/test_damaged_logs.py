@@ -177,40 +177,25 @@ def documents(path: Path) -> list[Any]:
 def test_a_cut_compressed_file_is_not_taken_as_whole(
     tmp_path: Path, share: float
 ) -> None:
-    zstandard = pytest.importorskip("zstandard")
     lines = ids_log(tmp_path / "log.jsonl", 20_000).read_bytes()
     noise = (
         b'{"prompt": "%s", "completion": "b"}\n' % os.urandom(200_000).hex().encode()
     )
-    whole = zstandard.ZstdCompressor().compress(lines + b"\n" + noise)
-    for suffix, data in ((".zst", whole), (".gz", gzip.compress(lines + noise))):
-        cut = tmp_path / f"cut.jsonl{suffix}"
-        cut.write_bytes(data[: int(len(data) * share)])
-        with pytest.raises(ConfigError, match="cannot read"):
-            documents(cut)
+    data = gzip.compress(lines + noise)
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(ConfigError, match="cannot read"):
+        documents(cut)
 
 
-def test_frames_of_zstandard_are_one_after_another(tmp_path: Path) -> None:
-    zstandard = pytest.importorskip("zstandard")
-    compress = zstandard.ZstdCompressor().compress
-    log = tmp_path / "log.jsonl.zst"
-    log.write_bytes(b"".join(compress(b'{"a": %d}\n' % i) for i in range(500)))
-    assert documents(log) == [{"a": number} for number in range(500)]
-
-
-@pytest.mark.parametrize("name", ["log.json.gz", "log.jsonl.gz", "log.json.zst"])
+@pytest.mark.parametrize("name", ["log.json.gz", "log.jsonl.gz"])
 def test_what_unfolds_to_more_than_a_log_would_is_not_read_whole(
     tmp_path: Path, name: str
 ) -> None:
     """One line of 24 MiB in a few kilobytes."""
     log = tmp_path / name
     line = b'{"a": "' + bytes(24 << 20).replace(b"\0", b"x") + b'"}'
-    if log.suffix == ".gz":
-        log.write_bytes(gzip.compress(line, 1))
-    else:
-        log.write_bytes(
-            pytest.importorskip("zstandard").ZstdCompressor().compress(line)
-        )
+    log.write_bytes(gzip.compress(line, 1))
     if ".jsonl" in name:
         (document,) = documents(log)
         assert isinstance(document, UnreadableError)
@@ -219,23 +204,16 @@ def test_what_unfolds_to_more_than_a_log_would_is_not_read_whole(
         documents(log)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_lines_that_unfold_without_end_are_bounded_together(
-    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file within the bound is read to its last line; one line more is refused."""
     line = b'{"a": 1}\n'
     monkeypatch.setattr(sources, "EXPANDED_LIMIT_BYTES", len(line) * 1000)
     monkeypatch.setattr(sources, "MOST_EXPANDED", 0)
-    log = tmp_path / f"log.jsonl{suffix}"
+    log = tmp_path / "log.jsonl.gz"
     for number in (1000, 1001):
-        text = line * number
-        if suffix == ".gz":
-            log.write_bytes(gzip.compress(text))
-        else:
-            log.write_bytes(
-                pytest.importorskip("zstandard").ZstdCompressor().compress(text)
-            )
+        log.write_bytes(gzip.compress(line * number))
         if number == 1000:
             assert len(documents(log)) == number
             continue

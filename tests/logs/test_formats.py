@@ -191,7 +191,7 @@ def read_all(
 IDS = [{"prompt": [1, number], "output": [3, 4, number]} for number in range(40)]
 
 
-@pytest.mark.parametrize("form", ["jsonl", "jsonl.gz", "jsonl.zst", "json", "parquet"])
+@pytest.mark.parametrize("form", ["jsonl", "jsonl.gz", "json", "parquet"])
 def test_every_form_of_file_gives_the_same_requests(form: str, tmp_path: Path) -> None:
     """JSON lines, compressed or not, one JSON list, and a table."""
     path = tmp_path / f"log.{form}"
@@ -200,9 +200,6 @@ def test_every_form_of_file_gives_the_same_requests(form: str, tmp_path: Path) -
         path.write_bytes(lines)
     elif form == "jsonl.gz":
         path.write_bytes(gzip.compress(lines))
-    elif form == "jsonl.zst":
-        zstandard = pytest.importorskip("zstandard")
-        path.write_bytes(zstandard.ZstdCompressor().compress(lines))
     elif form == "json":
         path.write_text(json.dumps(IDS, indent=1))
     else:
