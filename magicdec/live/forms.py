@@ -78,7 +78,7 @@ TEXT_FORMS = (
 OTHERS = (
     "Prometheus metrics of vLLM, SGLang, TensorRT-LLM or llama.cpp",
     "a trace (JSON lines of accepted_lengths)",
-    "SGLang's and Spec-Bench's answers",
+    "SGLang's and vLLM's answers",
 )
 
 

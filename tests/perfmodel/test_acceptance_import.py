@@ -80,27 +80,10 @@ def proxied_answers(sequences: list[list[int]]) -> str:
     return vllm_answers(sequences, '{"id": "1", "data": [{"response": {}}]}')
 
 
-def spec_bench(sequences: list[list[int]], bonus: int = 1) -> str:
-    return "\n".join(
-        json.dumps(
-            {
-                "question_id": number,
-                "choices": [{"accept_lengths": [value + bonus for value in each]}],
-            }
-        )
-        for number, each in enumerate(sequences)
-    )
-
-
-def spec_bench_without_bonus(sequences: list[list[int]]) -> str:
-    return spec_bench(sequences, bonus=0)
-
-
 @pytest.mark.parametrize(("write", "kind", "exact"), [
     (trace, "trace", 1e-12), (bare_trace, "trace", 1e-12), (vllm_answers, "vLLM answers", 1e-12),
     (proxied_answers, "vLLM answers", 1e-12), (sglang, "SGLang answers", 1e-12),
-    (older_sglang, "SGLang answers", 1e-12), (spec_bench, "Spec-Bench answers", 1e-12),
-    (spec_bench_without_bonus, "Spec-Bench answers", 1e-12),
+    (older_sglang, "SGLang answers", 1e-12),
 ])  # fmt: skip
 def test_each_format_gives_the_rates_of_the_steps(
     write, kind, exact, sequences, tmp_path
@@ -157,7 +140,7 @@ def test_a_gamma_below_what_was_accepted_is_refused(tmp_path):
         read_acceptance(tmp_path / "file", gamma=2)
 
 
-@pytest.mark.parametrize("write", [trace, vllm_answers, sglang, spec_bench])
+@pytest.mark.parametrize("write", [trace, vllm_answers, sglang])
 def test_a_files_deepest_step_bounds_its_gamma(write, sequences, tmp_path) -> None:
     """Of every format: what a step accepted was drafted."""
     path = tmp_path / "file"

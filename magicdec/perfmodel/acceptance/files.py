@@ -1,4 +1,4 @@
-"""Profiles and counts as files: those that are shipped, a user's, and what engines and studies write.
+"""Profiles and counts as files: those that are shipped, a user's, and what engines write.
 
 A profile's file holds the fields of one profile, which tell its sort: one with a `replay` was
 replayed, one that `is_assumed` is believed, and any other was measured, a saved rate included. The
@@ -14,9 +14,6 @@ Counts by position come from
                 accepted in them
     vLLM        JSON lines of answers of a server with --per-request-spec-decode-metrics, as they are or
                 as a proxy logs them: acceptance_histogram, wherever it stands in a line
-    Spec-Bench  JSON lines of model_answer: choices[].accept_lengths (evaluation/eval.py); tokens
-    per step, the added
-                one with them, unless a 0 is among them: some methods append the drafts alone
 
 Each becomes trials and accepted by position: a step with N accepted drafts tried positions 1 to
 min(N + 1, gamma).
@@ -171,8 +168,6 @@ def save_profile(profile: AcceptanceProfile, path: str | Path) -> None:
     write_atomic(Path(path), text)
 
 
-SPEC_BENCH = "Spec-Bench answers"
-
 SGLANG_NAMES = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 
 LIMIT_BYTES = 256 * MIB
@@ -208,28 +203,16 @@ def read_acceptance(path: Path, *, gamma: int | None = None) -> ImportedAcceptan
     for kind, is_it, read in READERS:
         if is_it(first):
             sequences = _read_all(path, documents, read)
-            if kind == SPEC_BENCH:
-                sequences = _without_added(sequences)
             return ImportedAcceptance(kind=kind, counts=_counts(path, sequences, gamma))
     raise ConfigError(
-        f"{path} is no trace (JSON lines of accepted_lengths), and no answers of vLLM, SGLang or "
-        "Spec-Bench with a count of accepted drafts"
+        f"{path} is no trace (JSON lines of accepted_lengths), and no answers of vLLM or SGLang "
+        "with a count of accepted drafts"
     )
 
 
 def is_acceptance(document: Any) -> bool:
     """Whether a file whose first document this is has one of these forms."""
     return any(is_it(document) for _, is_it, _ in READERS)
-
-
-def _without_added(sequences: list[list[int]]) -> list[list[int]]:
-    """Accepted drafts from tokens per step, unless a 0 shows that these are drafts already."""
-    if any(0 in lengths for lengths in sequences):
-        return sequences
-    drafts = []
-    for lengths in sequences:
-        drafts.append([length - 1 for length in lengths])
-    return drafts
 
 
 def _read_all(
@@ -363,15 +346,10 @@ def _sglang(document: Any) -> list[Any]:
     return [lengths]
 
 
-def _is_mapping_with(*names: str) -> Callable[[Any], bool]:
-    def is_it(document: Any) -> bool:
-        return isinstance(document, dict) and set(names) <= set(document)
-
-    return is_it
-
-
 def _is_trace(document: Any) -> bool:
-    return isinstance(document, list) or _is_mapping_with("accepted_lengths")(document)
+    if isinstance(document, dict):
+        return "accepted_lengths" in document
+    return isinstance(document, list)
 
 
 def _is_sglang(document: Any) -> bool:
@@ -386,13 +364,8 @@ def _vllm(document: Any) -> list[Any]:
     return histogram_survivors(_found(document, "acceptance_histogram"))
 
 
-def _spec_bench(document: Any) -> list[Any]:
-    return [_lengths(choice["accept_lengths"]) for choice in document["choices"]]
-
-
 READERS: tuple[tuple[str, Callable[[Any], bool], Callable[[Any], list[Any]]], ...] = (
     ("trace", _is_trace, _trace),
     ("SGLang answers", _is_sglang, _sglang),
     ("vLLM answers", _is_vllm, _vllm),
-    (SPEC_BENCH, _is_mapping_with("choices", "question_id"), _spec_bench),
 )
