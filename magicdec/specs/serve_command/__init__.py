@@ -14,16 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from magicdec.errors import ConfigError
-from magicdec.specs.serve_command.command import (
-    ServeCommand,
-    Speculation,
-    command_of,
-    speculation_of,
-)
+from magicdec.specs.serve_command.command import command_of
 from magicdec.specs.serve_command.manifest import starts_of_yaml
 from magicdec.specs.serve_command.options import OPTIONS, is_engine_option
 from magicdec.specs.serve_command.script import starts_of_python
+from magicdec.specs.serve_command.server import ServeCommand, Speculation
 from magicdec.specs.serve_command.shell import Shell
+from magicdec.specs.serve_command.speculation import speculation_of
 from magicdec.specs.serve_command.start import (
     CLOSE,
     MENTIONS,

@@ -1,29 +1,21 @@
-"""`llama-server`'s command: GGUF files and repositories, by their names' formats, and its drafts.
-
-Option names are those of llama.cpp's common/arg.cpp, older spellings included.
-"""
+"""`llama-server`'s command: GGUF files and repositories, by their names' formats, and its drafts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from magicdec.errors import ConfigError
 from magicdec.naming import draft_by_name
+from magicdec.specs.serve_command.options import LLAMA_CPP
+from magicdec.specs.serve_command.server import ServeCommand, Speculation
+from magicdec.specs.serve_command.start import STARTS
+from magicdec.specs.serve_command.stated import StatedOptions
 
-OPTIONS = {
-    "model": ("m", "model"),
-    "repository": ("hf", "hfr", "hf-repo"),
-    "draft": ("md", "model-draft", "spec-draft-model"),
-    "draft_repository": ("hfd", "hfrd", "hf-repo-draft", "spec-draft-hf"),
-    "gamma": ("draft-max", "draft", "draft-n", "spec-draft-n-max", "spec-draft-max"),
-    "method": ("spec-type",),
-    "batch": ("np", "parallel"),
-    "length": ("c", "ctx-size"),
-    "keys": ("ctk", "cache-type-k"),
-    "layers": ("ngl", "gpu-layers", "n-gpu-layers"),
-}
+ALL_LAYERS = 99
+"""-ngl from which all layers are on the device, whatever the model."""
+
 ON_HOST = frozenset(
     (
         *("nkvo", "no-kv-offload", "cmoe", "cpu-moe", "ncmoe", "n-cpu-moe"),
@@ -31,7 +23,6 @@ ON_HOST = frozenset(
     )
 )
 """Options that keep weights or the cache on the host."""
-MEANINGS = {name: meaning for meaning, names in OPTIONS.items() for name in names}
 USUAL_FORMAT = "Q4_K_M"
 """Format of a repository's file that -hf takes, where it names none."""
 DRAFT_MAX = 16
@@ -85,62 +76,93 @@ def _format(label: str) -> str | None:
     return "int8"
 
 
-class LlamaCommand(NamedTuple):
-    """The fields of a command, by `OPTIONS`, and its other options."""
+def llama_cpp_server(said: StatedOptions) -> ServeCommand:
+    """llama-server's command, answered by the roofline. Raises ConfigError for values that cannot
+    be read."""
+    said.check_resolved()
+    meanings = said.meanings
+    name = meanings.get("repository") or meanings.get("model")
+    if not name:
+        raise ConfigError(f"the command names no model; {STARTS} take one")
+    gguf = gguf_of(name)
+    is_usual = not gguf.label and "repository" in meanings
+    if is_usual:
+        gguf = gguf_of(f"{name}:{USUAL_FORMAT}")
+    notes = [
+        "llama.cpp was fitted by nobody: its times are the roofline's, and its intervals are as wide as "
+        "that"
+    ]
+    if is_usual:
+        notes.append(f"-hf {name} names no format: {USUAL_FORMAT} is llama.cpp's own")
+    if gguf.label and gguf.weight_dtype != "bf16":
+        notes.append(
+            f"{gguf.label} is taken for {gguf.weight_dtype}, the nearest in bits; its kernels are not "
+            "modelled"
+        )
+    on_host = [
+        option for option in said.without_effect if option.lstrip("-") in ON_HOST
+    ]
+    is_on_host = bool(on_host)
+    if on_host:
+        notes.append(
+            f"{', '.join(on_host)}: all is taken for the device's; what stays on the host is not "
+            "modelled"
+        )
+    layers = meanings.get("layers", "all")
+    if layers.isdecimal() and int(layers[:6]) < ALL_LAYERS:
+        is_on_host = True
+        notes.append(
+            f"-ngl {layers[:6]}: all layers are taken for the device's; those that stay on the host are "
+            "not modelled"
+        )
+    if "batch" not in meanings:
+        notes.append("one sequence at a time is taken for it: --parallel says how many")
+    # -c counts the tokens of all sequences together; 0 is the model's own
+    length = meanings.get("length", "0")
+    tokens = None
+    if length.isdecimal() and int(length[:9]) > 0:
+        tokens = int(length[:9])
+    # the format that is nearest in bits
+    kv_dtype = None
+    keys = meanings.get("keys", "").lower()
+    if keys.startswith("q8"):
+        kv_dtype = "fp8"
+    elif keys.startswith(("q4", "q5", "iq4")):
+        kv_dtype = "int4"
+    sequences = said.count("batch") or 1
+    return ServeCommand(
+        engine=LLAMA_CPP,
+        model=gguf.model,
+        allocated_tokens=tokens,
+        is_partly_on_host=is_on_host,
+        max_num_seqs=sequences,
+        max_model_len=None if tokens is None else max(tokens // sequences, 1),
+        weight_dtype=gguf.weight_dtype,
+        kv_dtype=kv_dtype,
+        speculation=_draft(meanings),
+        hardware=said.start.hardware,
+        num_gpus=said.start.num_gpus,
+        read=said.written,
+        without_effect=said.without_effect,
+        problems=said.problems,
+        notes=[*dict.fromkeys(said.given.notes), *notes],
+    )
 
-    said: dict[str, str]
-    written: dict[str, str]
-    others: list[str]
 
-
-def read_words(words: Sequence[str]) -> LlamaCommand:
-    said: dict[str, str] = {}
-    written: dict[str, str] = {}
-    others = []
-    for name, value in _options(words):
-        meaning = MEANINGS.get(name)
-        dashes = "-" if len(name) < 4 else "--"
-        if meaning is None:
-            others.append(f"{dashes}{name}")
-            continue
-        said[meaning] = value
-        written[f"{dashes}{name}"] = value
-    return LlamaCommand(said, written, others)
-
-
-def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    place = 0
-    while place < len(words):
-        word = words[place]
-        place += 1
-        if not re.match(r"--?[A-Za-z]", word):
-            continue
-        name, equals, value = word.lstrip("-").partition("=")
-        if not equals and place < len(words):
-            follows = words[place]
-            if not re.match(r"--?[A-Za-z]", follows):
-                value = follows
-                place += 1
-        yield name, value
-
-
-def draft_of(command: LlamaCommand) -> tuple[str, int | None, str | None] | None:
-    """The draft, its gamma and its checkpoint; None: it drafts nothing.
-
-    Raises ConfigError for a sort of draft that is not planned for.
-    """
+def _draft(meanings: Mapping[str, str]) -> Speculation | None:
+    """Raises ConfigError for a sort of draft that is not planned for."""
     gamma = None
-    if re.fullmatch(r"\d{1,4}", command.said.get("gamma", "")):
-        gamma = int(command.said["gamma"])
-    method = command.said.get("method", "").partition(",")[0]
+    if re.fullmatch(r"\d{1,4}", meanings.get("gamma", "")):
+        gamma = int(meanings["gamma"])
+    method = meanings.get("method", "").partition(",")[0]
     if method.startswith("ngram"):
-        return "ngram", gamma, None
-    checkpoint = command.said.get("draft") or command.said.get("draft_repository")
+        return Speculation(draft="ngram", gamma=gamma)
     named = draft_by_name(method.removeprefix("draft-")) if method else None
     if named is not None:
-        return named, gamma, checkpoint
+        return Speculation(draft=named, gamma=gamma)
     if method not in ("", "none", "draft", "draft-simple"):
         raise ConfigError(f"--spec-type {method[:40]} is not planned for")
+    checkpoint = meanings.get("draft") or meanings.get("draft_repository")
     if not checkpoint:
         return None
-    return gguf_of(checkpoint).model, gamma or DRAFT_MAX, checkpoint
+    return Speculation(draft=gguf_of(checkpoint).model, gamma=gamma or DRAFT_MAX)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,23 +22,18 @@ from magicdec.files import bounded, read_toml
 from magicdec.naming import ENGINE_TITLES
 
 OPTIONS_DIRECTORY = Path(__file__).resolve().parent.parent / "data" / "options"
+LLAMA_CPP = "llama.cpp"
 ENGINES = ("vllm", "sglang", "trtllm")
+"""Engines whose options are listed by version."""
 MEANINGS = read_toml(OPTIONS_DIRECTORY.parent / "option_meanings.toml")
 OPTIONS: Mapping[str, Mapping[str, str]] = {
-    engine: MEANINGS["shared"] | MEANINGS[engine] for engine in ENGINES
+    **{engine: MEANINGS["shared"] | MEANINGS[engine] for engine in ENGINES},
+    LLAMA_CPP: MEANINGS[LLAMA_CPP],
 }
 """Options that bear on speed, by what they say."""
 NAME = re.compile(r"--?[A-Za-z]")
 MOST_OPTION_VALUES = 1000
 MOST_OPTION_NESTED = 20
-LISTS = frozenset(("cuda-graph-sizes", "cuda-graph-bs", "cudagraph-capture-sizes"))
-"""Options of several values, in versions that the data lacks."""
-OF_WRAPPERS = re.compile(
-    r"connector|is-(prefill|decode)-worker|dyn-.*|migration-limit|endpoint|namespace|"
-    r"disaggregation-mode|omni|publish-.*|router.*|request-plane|event-plane|store-kv|"
-    r"durable-kv-events|dp-rank|wide-ep|store|kv-.*"
-)
-"""Options of NVIDIA's Dynamo, which are not the engine's."""
 
 
 class Names(msgspec.Struct, frozen=True):
@@ -71,6 +67,9 @@ class GivenOption(msgspec.Struct, frozen=True):
 
 @cache
 def names_of(engine: str) -> Names:
+    """An engine's options; none of one whose options are not listed."""
+    if engine not in ENGINES:
+        return Names(kinds={}, versions=(), only_in={}, keys={})
     document = read_toml(OPTIONS_DIRECTORY / f"{engine}.toml")
     kinds: dict[str, str] = {}
     only_in: dict[str, str] = {}
@@ -97,14 +96,17 @@ def title_of(engine: str) -> str:
     return re.sub(r" [\d.]+$", "", ENGINE_TITLES[engine])
 
 
-def is_known(engine: str, option: str) -> bool:
-    """Whether an engine has an option, in one of the versions that are known."""
-    return option in names_of(engine).kinds or option in OPTIONS[engine]
-
-
 def is_engine_option(option: str) -> bool:
-    """Whether any engine has an option."""
-    return any(is_known(engine, option) for engine in ENGINES)
+    """Whether any engine has an option, in one of the versions that are known."""
+    return any(
+        option in names_of(engine).kinds or option in OPTIONS[engine]
+        for engine in ENGINES
+    )
+
+
+def is_of_dynamo(option: str) -> bool:
+    """Whether an option is one of NVIDIA's Dynamo, which starts engines with theirs and its own."""
+    return any(fnmatchcase(option, pattern) for pattern in MEANINGS["dynamo"])
 
 
 def unknown_in(engine: str, option: str, version: str | None) -> str | None:
@@ -112,6 +114,8 @@ def unknown_in(engine: str, option: str, version: str | None) -> str | None:
 
     With the engine's version known, and its options too, an option that it lacks is a fault.
     """
+    if engine not in ENGINES:
+        return None
     names = names_of(engine)
     title = title_of(engine)
     if option in names.kinds:
@@ -150,7 +154,7 @@ def options_of(engine: str, words: Sequence[str]) -> Iterator[GivenOption]:
         head, _, inside = written.partition(".")
         name = _spelled(engine, head.replace("_", "-"))
         if not equals:
-            kind = "value" if inside else kind_of(engine, name)
+            kind = "value" if inside else _kind_of(engine, name)
             taken = _taken(words[place : place + MOST_OPTION_VALUES], kind)
             place += len(taken)
             value = " ".join(taken) if taken else None
@@ -182,18 +186,15 @@ def _nested(path: Sequence[str], text: str) -> str:
     return json.dumps(nested, ensure_ascii=False)
 
 
-def kind_of(engine: str, name: str) -> str:
+def _kind_of(engine: str, name: str) -> str:
     """flag, value or list."""
     kinds = names_of(engine).kinds
-    if name in LISTS:
-        return "list"
     if name in kinds:
         return kinds[name]
     if name.startswith("no-") and kinds.get(name[3:]) == "flag":
         return "flag"
-    meaning = OPTIONS[engine].get(name)
-    if meaning in ("eager", "experts", "ungraphed", "synchronous", "no_prefixes"):
-        return "flag"
+    if OPTIONS[engine].get(name) == "captured":  # vLLM's, in versions that no list has
+        return "list"
     return "value"
 
 

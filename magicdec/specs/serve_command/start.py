@@ -262,3 +262,11 @@ def json_of(value: Any) -> str:
         return msgspec.json.encode(value, enc_hook=str).decode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"a setting cannot be read: {error}") from None
+
+
+def model_of(text: str) -> str:
+    """The model's name of a path into a cache or of a URI."""
+    cached = re.search(r"models--([\w.-]+?)--([\w.-]+?)(?:/|$)", text)
+    if cached is not None:
+        return f"{cached[1]}/{cached[2]}"
+    return re.sub(r"^(?:hf|pvc|s3|gs)://", "", text)

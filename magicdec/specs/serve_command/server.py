@@ -1,0 +1,127 @@
+"""A server, and its draft, as a command describes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from magicdec.specs.engine import version_number
+from magicdec.specs.engine_path import PathOptions
+from magicdec.specs.serve_command.options import LLAMA_CPP, names_of, title_of
+from magicdec.specs.speculation import TreeSpec
+
+UNFITTED = Path(__file__).resolve().parents[1] / "data" / "unfitted"
+"""Profiles of engines that nobody fitted."""
+
+
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """A server's draft."""
+
+    draft: str
+    """"ngram", "eagle3" and so on, or the draft model's name."""
+    gamma: int | None = None
+    """Drafted tokens per step; None: the engine's default."""
+    checkpoint: str | None = None
+    """The head's or the draft's repository."""
+    by_batch: bool = False
+    """Whether gamma follows a table by batch."""
+    bands: tuple[tuple[int, int, int], ...] = ()
+    """That table, where the command has it: first and last batch, gamma."""
+    is_tree: bool = False
+    """Whether drafts branch."""
+    tree: TreeSpec | None = None
+    """Their shape, where it is known."""
+    window: int | None = None
+    """Tokens that a head's attention is cut to; None: its whole cache."""
+    tp_size: int | None = None
+    """Ranks of the draft, where the command says."""
+    is_eager: bool = False
+    """Whether the drafter's passes are launched kernel by kernel."""
+    lossy: list[str] = []
+    """Settings with which the output is no longer the target's own."""
+    contradiction: str = ""
+    """Settings of the draft that contradict each other, and what the engine makes of them."""
+
+    def gamma_at(self, batch: int) -> int | None:
+        """Gamma of steps with so many sequences; None: the engine's default."""
+        for first, last, gamma in self.bands:
+            if first <= batch <= last:
+                return gamma
+        return self.gamma
+
+
+class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """A server as its command describes it; None: the engine's default."""
+
+    engine: str
+    model: str
+    version: str | None = None
+    tp_size: int = 1
+    pp_size: int = 1
+    dp_size: int = 1
+    ep_size: int | None = None
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+    allocated_tokens: int | None = None
+    """Tokens of all sequences whose cache is allocated at the start; None: it grows, or the number is
+    the engine's."""
+    is_partly_on_host: bool = False
+    """Whether layers, experts or the cache stay in the host's memory."""
+    weight_dtype: str | None = None
+    kv_dtype: str | None = None
+    speculation: Speculation | None = None
+    captured_tokens: int | None = None
+    """The most tokens of a pass, or sequences, whose graph is captured, where the command says."""
+    graphs: str | None = None
+    """"whole", "piecewise", "none" (compiled, launched kernel by kernel) or "eager" (neither)."""
+    is_asynchronous: bool | None = None
+    """Whether the next step is scheduled while one runs."""
+    has_prefix_cache: bool | None = None
+    chunk_tokens: int | None = None
+    """The most tokens of a pass that reads prompts."""
+    memory_fraction: float | None = None
+    hardware: str | None = None
+    """Device, where the file names it."""
+    num_gpus: int | None = None
+    """Devices that the file grants."""
+    read: dict[str, str] = {}
+    """Options that bear on speed, as written."""
+    without_effect: list[str] = []
+    """Options that the engine has and that change no time here."""
+    not_understood: list[str] = []
+    problems: list[str] = []
+    """Settings whose written form cannot be what is meant."""
+    notes: list[str] = []
+    unread: str | None = None
+    """File of further options, which is not here."""
+
+    @property
+    def is_eager(self) -> bool:
+        return self.graphs == "eager"
+
+    @property
+    def engine_profile(self) -> str:
+        """The engine's profile, of the version that the command names: "vllm@0.12.0"."""
+        if self.engine == LLAMA_CPP:
+            return str(UNFITTED / f"{LLAMA_CPP}.toml")
+        if self.version is None or not version_number(self.version):
+            return self.engine
+        return f"{self.engine}@{self.version}"
+
+    @property
+    def path_options(self) -> PathOptions:
+        """Its options that change the path of a step."""
+        return PathOptions(
+            enforce_eager=self.graphs in ("none", "eager"),
+            cudagraph_mode=self.graphs or "",
+            is_synchronous=self.is_asynchronous is False,
+            pp_size=self.pp_size,
+        )
+
+    @property
+    def why_not_understood(self) -> str:
+        """Which versions' options were compared."""
+        if self.engine == LLAMA_CPP:
+            return "not known"
+        return f"not in {title_of(self.engine)} {names_of(self.engine).range}"

@@ -1,0 +1,223 @@
+"""A command's options by what they mean, in order: of two that mean the same the last counts."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from magicdec.errors import ConfigError
+from magicdec.files import bounded
+from magicdec.specs.serve_command.options import (
+    LLAMA_CPP,
+    OPTIONS,
+    is_of_dynamo,
+    names_of,
+    options_of,
+    scalar,
+    unknown_in,
+)
+from magicdec.specs.serve_command.start import (
+    MARKED,
+    OPEN,
+    OWN_ARGUMENTS,
+    SHOWN,
+    Given,
+    Start,
+)
+from magicdec.units import parse_count
+
+MOST_OBJECT = 20_000
+QUOTES_LOST = (
+    "a shell takes quotes away: give the command in a file, through a pipe (magicdec check -), or "
+    "in the other sort of quotes"
+)
+NEEDED = (
+    *("model", "tp", "pp", "dp", "ep", "weights"),
+    *("speculation", "algorithm", "draft", "method", "gamma", "topk", "tree"),
+    *("repository", "draft_repository"),
+)
+"""Meanings without which there is no answer."""
+SAMPLES = {
+    "model": "Qwen/Qwen3-8B",
+    "file": "settings.yaml",
+    "draft": "Qwen/Qwen3-0.6B",
+    "weights": "fp8",
+}
+
+
+class StatedOptions:
+    """The options of one command."""
+
+    def __init__(self, start: Start, given: Given) -> None:
+        self.start = start
+        self.given = given
+        self.meanings: dict[str, str] = {}
+        """Values by meaning."""
+        self.names: dict[str, str] = {}
+        """The option that gave each meaning, for messages."""
+        self.written: dict[str, str] = {}
+        """Values by option."""
+        self.without_effect: list[str] = []
+        self.unknown: list[str] = []
+        self.problems: list[str] = []
+        self.open: list[str] = []
+        """References whose values may be any option."""
+
+    def add(self, words: list[str]) -> None:
+        """Takes a command's words in."""
+        engine = self.start.engine
+        alone = "" if engine == LLAMA_CPP else "true"  # its flags are not listed
+        for option in options_of(engine, words):
+            if not option.name:
+                self._positional(option.value or "")
+                continue
+            name = option.name
+            value = option.value
+            if name not in OPTIONS[engine] and name.startswith("no-"):
+                bare = name.removeprefix("no-")
+                if bare in OPTIONS[engine] or bare in names_of(engine).kinds:
+                    name = bare
+                    value = "false"
+            self._option(name, alone if value is None else value, option.name)
+
+    def _positional(self, value: str) -> None:
+        engine = self.start.engine
+        if engine == LLAMA_CPP:  # takes none
+            return
+        references = self.given.open_in(value)
+        takes_model = engine != "sglang" or not references
+        if "model" not in self.meanings and takes_model:
+            self.meanings["model"] = value
+            self.names["model"] = "the model"
+            return
+        if value in ("serve", ""):
+            return
+        if references == ["$@"] and self.given.reasons["$@"][1] == OWN_ARGUMENTS:
+            self.given.notes.append(
+                "the script's own arguments ($@) are not known here"
+            )
+        elif references:  # it may be any option
+            self.open += references
+        else:
+            self.unknown.append(value[:SHOWN])
+
+    def _option(self, name: str, value: str, written: str) -> None:
+        engine = self.start.engine
+        dashes = "-" if engine == LLAMA_CPP and len(name) < 4 else "--"
+        missing = unknown_in(engine, name, self.start.version)
+        if missing is not None:
+            if is_of_dynamo(name):
+                self.without_effect.append(f"--{written}")
+                return
+            if self.start.version in names_of(engine).versions:
+                self.problems.append(f"{missing}: the server does not start")
+            if name not in OPTIONS[engine]:
+                if self.given.open_in(written):
+                    self.open += self.given.open_in(written)
+                    return
+                self.unknown.append(f"--{written}")
+                return
+        meaning = OPTIONS[engine].get(name)
+        if meaning is None:
+            self.without_effect.append(f"{dashes}{written}")
+            return
+        if value.startswith("{") and not self.given.open_in(value):
+            value = json.dumps(json_object(name, value))
+        value = _joined(self.meanings.get(meaning), value)
+        shown = "speculative-config" if meaning == "speculation" else name
+        self.written[f"{dashes}{shown}"] = value
+        self.state(meaning, value, f"{dashes}{name}")
+
+    def state(self, meaning: str, value: str, name: str) -> None:
+        """Sets a meaning; "not X" sets X to the opposite."""
+        if meaning.startswith("not "):
+            meaning = meaning.removeprefix("not ")
+            value = {"true": "false", "false": "true"}.get(value, value)
+        self.meanings[meaning] = value
+        self.names[meaning] = name
+
+    def check_resolved(self) -> None:
+        """Asks for references that the answer needs, all in one ConfigError; names the others."""
+        questions = []
+        for meaning, value in list(self.meanings.items()):
+            references = self.given.open_in(value)
+            if not references:
+                continue
+            self.meanings[meaning] = self.given.shown(value)
+            if meaning in ("model", "draft") and _named_anyway(value):
+                continue
+            sample = SAMPLES.get(meaning, "4")
+            asked = [self.given.question(name, sample) for name in references]
+            if meaning in NEEDED:
+                questions += asked
+            else:
+                option = self.names.get(meaning, meaning)
+                self.problems.append(f"{option} is not known: {'; '.join(asked)}")
+                del self.meanings[meaning]
+        for reference in self.open:
+            questions.append(self.given.question(reference, '"--max-num-seqs 64"'))
+        self.given.ask(questions)
+        self.written = {name: self.given.shown(v) for name, v in self.written.items()}
+
+    def count(self, meaning: str) -> int | None:
+        """A whole number from 1 on; None: it is left to the engine."""
+        text = self.meanings.get(meaning)
+        option = self.names.get(meaning, meaning)
+        if text is None or text in ("auto", "null", "None", ""):
+            return None
+        try:
+            value = parse_count(text)
+        except ValueError:
+            raise ConfigError(
+                f"{option} must be a whole number, not '{text[:SHOWN]}'"
+            ) from None
+        if value < 1:
+            raise ConfigError(f"{option} must be at least 1, not {value}")
+        return value
+
+    def truth(self, meaning: str) -> bool | None:
+        """Whether a setting is on; None: nothing is said of it."""
+        return {"true": True, "false": False}.get(self.meanings.get(meaning, ""))
+
+
+def _named_anyway(value: str) -> bool:
+    """Whether the last part of a path names a model, whatever folder it lies in."""
+    last = value.rstrip("/").rpartition("/")[2]
+    return "/" in value and bool(last) and not MARKED.search(last)
+
+
+def _joined(before: str | None, given: str) -> str:
+    """An option given in parts (--speculative-config.method ngram) as one object."""
+    if before is None or not (before.startswith("{") and given.startswith("{")):
+        return given
+    if OPEN in before + given:  # asked for before it is taken apart
+        return f"{before}{given}"
+    return json.dumps(json_object("option", before) | json_object("option", given))
+
+
+def json_object(name: str, text: str) -> dict[str, Any]:
+    """An option's JSON object. Raises ConfigError."""
+    try:
+        value = bounded(json.loads, text)
+    except ValueError:
+        value = _without_quotes(text)
+    if isinstance(value, dict):
+        return value
+    raise ConfigError(
+        f"--{name} must be a JSON object, not {text[:SHOWN]}; {QUOTES_LOST}"
+    )
+
+
+def _without_quotes(text: str) -> Any:
+    """A JSON object whose quotes a shell took away, as {method:ngram}; None: it is none."""
+    if len(text) > MOST_OBJECT:
+        return None
+    words = []
+    for word in re.findall(r'"[^"]*"|[{}\[\],:]|[^\s{}\[\],:"]+', text):
+        is_json = word[0] in '"{}[],:' or isinstance(scalar(word), int | float | None)
+        words.append(word if is_json else json.dumps(word))
+    try:
+        return bounded(json.loads, "".join(words))
+    except ValueError:
+        return None
