@@ -508,16 +508,6 @@ class TrafficLoad(msgspec.Struct, frozen=True, kw_only=True):
         return self.policy != "off"
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica at one time."""
-
-    time_s: Number
-    batch: Number
-    """Requests that decode or are prefilled."""
-    waiting: Number
-    kv_share: Number
-
-
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """The answer for a rate of arrivals and limits on percentiles."""
 
@@ -534,7 +524,6 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """The fewest with it, likewise; null: no number keeps them, or no draft was served."""
     curves: list[TrafficLoad]
     """Each layout and policy over rates, on as many devices as the best has."""
-    timeline: list[Moment]
     notes: list[str]
     has_limits: bool = True
     """Whether a latency is limited; else a load is kept where its queue does not grow."""

@@ -19,11 +19,9 @@ from magicdec.api import request_of
 from magicdec.perfmodel.rate import capacity, load
 from magicdec.perfmodel.rate.layouts import served_layouts
 from magicdec.perfmodel.rate.load import Load
-from magicdec.perfmodel.rate.replica import Replica
 from magicdec.perfmodel.rate.requests import alike
-from magicdec.perfmodel.rate.simulate import Server, SimulatedTimes
+from magicdec.perfmodel.rate.simulate import SimulatedTimes
 from magicdec.perfmodel.rate.trials import Trial
-from magicdec.perfmodel.setup import Setup
 from magicdec.specs.catalog import load_model_spec
 
 MODEL = load_model_spec("llama-3.1-8b")
@@ -75,31 +73,6 @@ def test_a_mean_over_time_is_that_of_every_instant(
             means.append(statistics.fmean(instants[: -moments[-1][0]]))
     expected = statistics.fmean(means) if means else 0.0
     assert capacity._mean(timelines, 2) == pytest.approx(expected)
-
-
-@pytest.fixture(scope="module")
-def replica() -> Replica:
-    setup = Setup.of("llama-3.1-8b", "h100-sxm-80gb", "vllm")
-    requests = alike(1, prompt_len=10, output_len=2)
-    server = Server.of(setup, requests, max_sequences=4)
-    return Replica(requests, server.costs, server.limits)
-
-
-@given(count=st.integers(1, 1001))
-def test_moments_are_evenly_chosen_and_as_many_as_are_shown(
-    replica: Replica, count: int
-) -> None:
-    replica.timeline = [(float(at), at % 7, at % 5, at) for at in range(count)]
-    outcome = waiting([1.0])
-    outcome.replicas.append(replica)
-    moments = capacity._timeline(outcome)
-    blocks = replica.limits.num_blocks
-    stride = next(step for step in range(1, 9) if math.ceil(count / step) <= 200)
-    assert [moment.time_s for moment in moments] == list(range(0, count, stride))
-    for moment in moments:
-        at = int(moment.time_s)
-        assert (moment.batch, moment.waiting) == (at % 7, at % 5)
-        assert moment.kv_share == pytest.approx(at / blocks)
 
 
 times = st.floats(0.01, 50.0)

@@ -159,7 +159,6 @@ def test_requests_that_come_at_once_take_a_rate_and_arrive_at_it(
         magicdec.plan(**options, requests=trace)
     traffic = magicdec.plan(**options, requests=trace, rate=5.0).traffic
     assert traffic.rate_per_s == 5.0
-    assert traffic.timeline[-1].time_s == pytest.approx(20.0, rel=0.4)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from magicdec.reports.figures.chart import (
     raw_svg,
 )
 from magicdec.reports.figures.measured import acceptance_by_position, rate_intervals
-from magicdec.schema.plan import Moment, Percentiles, Traffic, TrafficLoad
+from magicdec.schema.plan import Percentiles, Traffic, TrafficLoad
 from magicdec.schema.record import read_many
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -274,13 +274,9 @@ def traffic() -> Traffic:
         for policy in policies
         for rate in (1.0, 4.0, 6.0)
     ]
-    moments = [
-        Moment(time_s=t, batch=t + 1, waiting=t / 2, kv_share=0.1)
-        for t in (0.0, 1.0, 2.0)
-    ]
     return Traffic(
         rate_per_s=4, num_requests=100, best=load(4.0, "by batch"), autoregressive=load(4.0, "off"),
-        speculative=load(4.0, "by batch"), curves=curves, timeline=moments, notes=[],
+        speculative=load(4.0, "by batch"), curves=curves, notes=[],
     )  # fmt: skip
 
 

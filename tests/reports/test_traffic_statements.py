@@ -86,7 +86,6 @@ def documents(draw: st.DrawFn) -> Traffic:
         autoregressive=found[0],
         speculative=found[1],
         curves=[],
-        timeline=[],
         notes=[],
         has_limits=draw(st.booleans()),
         lacking=draw(st.sampled_from(([], ["no draft was asked for"]))),

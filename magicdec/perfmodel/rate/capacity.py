@@ -38,7 +38,7 @@ from magicdec.perfmodel.rate.trials import RATIO, Trial
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
 from magicdec.progress import Progress, Stages, StepMessage
-from magicdec.schema.plan import Moment, Percentiles, Reason, Traffic, TrafficLoad
+from magicdec.schema.plan import Percentiles, Reason, Traffic, TrafficLoad
 from magicdec.specs.model import ModelSpec
 from magicdec.units import MEGA, SECONDS_PER_HOUR, format_percent, format_seconds
 
@@ -52,7 +52,6 @@ LEAST_GAIN = 0.01
 """Speculation pays where requests are faster by more than this."""
 SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 1.7)
 """Points of the curves, as shares of the requested rate."""
-MAX_MOMENTS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +146,6 @@ def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> 
         autoregressive=without_draft,
         speculative=with_draft,
         curves=curves,
-        timeline=_timeline(outcome),
         notes=[*_where_it_pays(curves), *_on_hits(best), *_notes(best, chosen)],
         has_limits=load.has_limits,
         lacking=_lacking(best.layout.case),
@@ -573,17 +571,6 @@ def _other_policies(best: SizedLayout) -> list[Trial]:
             by_context, outcomes=by_batch.outcomes
         )
     return [trials[name] for name in POLICIES if name != best.layout.follows]
-
-
-def _timeline(outcome: SimulatedTimes) -> list[Moment]:
-    """The first replica's batch, queue and cache over time, at MAX_MOMENTS moments or fewer."""
-    replica = outcome.replicas[0]
-    interval = max(1, math.ceil(len(replica.timeline) / MAX_MOMENTS))
-    blocks = replica.limits.num_blocks
-    return [
-        Moment(time_s=at, batch=batch, waiting=waiting, kv_share=used / blocks)
-        for at, batch, waiting, used in replica.timeline[::interval]
-    ]
 
 
 def _where_it_pays(curves: list[TrafficLoad]) -> list[str]:
