@@ -17,10 +17,12 @@ this order, each step using the ones before:
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
+from scipy.optimize import minimize_scalar
 
 from evidence import DATA
 from evidence import blocks as depth
@@ -38,7 +40,6 @@ from magicdec.validate.published_speedups import (
     FITTED_DEVICE,
     PublishedRow,
     evaluate,
-    fit_rate,
     read_published,
     summarize,
 )
@@ -67,6 +68,8 @@ LOGIT_RATE_PRIOR = (1.6, 1.0)
 ROW_ERROR = 0.02
 VERIFY_STARTS = (0.05, 0.15, 0.25)
 FILL_EXPONENT = 1.0
+RATE_RANGE = (0.05, 0.995)
+"""Rates at position 1 that speedups are fitted within."""
 LARGEST_REJECTION = 0.5
 """Groups that reject more at position 1 are broken runs (a model beyond its context), not sparse drafts."""
 
@@ -261,6 +264,33 @@ def engine_errors(rows: list[PublishedRow], law: Law) -> EngineErrors:
     )
 
 
+def fit_rate(
+    rows: Sequence[PublishedRow], shape: AcceptanceProfile, engine: EngineProfile
+) -> AcceptanceProfile:
+    """The profile scaled to the rate at position 1 that brings predictions nearest to the rows' speedups (least
+    absolute log error). The rate belongs to the rows' middle context and first budget."""
+    log_contexts = np.log([row.context_len for row in rows])
+    context = float(np.exp(log_contexts.mean()))
+    budget = min(rows[0].draft_budget, context)
+    measured = np.array([row.measured_speedup for row in rows])
+
+    def loss(rate: float) -> float:
+        law = shape.at_rate(rate, budget=budget, context=context)
+        evaluation = evaluate(rows, law, engine)
+        speedup = evaluation.at_reported(rows, evaluation.speedup)
+        return float(np.abs(np.log(speedup / measured)).sum())
+
+    lowest, highest = RATE_RANGE
+    coarse = np.linspace(lowest, highest, 25)
+    best = min(coarse, key=loss)
+    width = coarse[1] - coarse[0]
+    bounds = (max(best - width, lowest), min(best + width, highest))
+    optimum = minimize_scalar(
+        loss, bounds=bounds, method="bounded", options={"xatol": 1e-4}
+    )
+    return shape.at_rate(float(optimum.x), budget=budget, context=context)
+
+
 def rejection_error(
     rows: list[PublishedRow], start: AcceptanceProfile, engine: EngineProfile
 ) -> float:
@@ -269,7 +299,6 @@ def rejection_error(
     errors, slopes = [], []
     for kept, out in held_contexts(rows):
         fitted = fit_rate(kept, start, engine)
-        assert fitted is not None
         gammas = np.array([row.gamma for row in out]) - 1
         each = np.arange(len(out))
         errors.extend(
@@ -306,7 +335,6 @@ def write_self_profile(
     start = pair_profile(rows[0], law, 0.85)
     chosen = [row for row in rows if row.is_fitted_on]
     fitted = fit_rate(chosen, start, engine)
-    assert fitted is not None
     error = rejection_error(chosen, start, engine)
     profile = describe(
         fitted,

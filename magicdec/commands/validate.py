@@ -78,20 +78,12 @@ def print_choice(document: dict[str, Any], output_format: OutputFormat) -> None:
 )
 def published_command(
     files: OptionalFiles = None,
-    fit_acceptance: Annotated[
-        bool,
-        option(
-            "Fit one acceptance rate per pair to the given rows.", "--fit-acceptance"
-        ),
-    ] = False,
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
     """Predictions against published speedups and latencies."""
     from magicdec.validate.published_speedups import validate_published
 
-    print_groups(
-        validate_published(files or None, fit_acceptance=fit_acceptance), output_format
-    )
+    print_groups(validate_published(files or None), output_format)
 
 
 @app.command(

@@ -8,7 +8,7 @@ named `…_unfitted` count the other rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -48,9 +48,8 @@ FITTED_CONTEXTS = (1024, 2048, 4000, 8000, 16000, 24000, 32000, 64000, 100000)
 FITTED_BATCHES = (32, 48, 64, 128, 256)
 FITTED_DEVICE, FITTED_TP, FITTED_BUDGET = "a100-sxm-80gb", 8, 512
 FALLBACK_PROFILE = PROFILES_DIRECTORY / "llama-3.1-8b-streamingllm-pg19.json"
-"""Lends its shape to a pair without a profile when its rate is fitted."""
+"""Stands in for the acceptance of a pair without a profile, whose latencies are compared all the same."""
 Milliseconds = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
-RATE_RANGE = (0.05, 0.995)
 MEASURES = (
     "speedup_mape",
     "latency_mape",
@@ -161,15 +160,11 @@ class Evaluation(NamedTuple):
 
 def validate_published(
     paths: Sequence[str | Path] | None = None,
-    fit_acceptance: bool = False,
     *,
     engine: str = ENGINE,
 ) -> dict[str, Any]:
     """One group per file × (device, target, draft); fractions are plain numbers. Without paths: the
     shipped tables.
-
-    `fit_acceptance` fits the rate at position 1, one number per (target, draft), to the rows of the
-    call.
 
     A group whose model or device is unknown, or whose model does not split over its ranks, has no
     numbers but a reason (`refused`).
@@ -188,7 +183,6 @@ def validate_published(
     for row in rows:
         first_of_pair.setdefault(row.pair, row)
     refusals = {pair: _refusal(row, profile) for pair, row in first_of_pair.items()}
-    laws = _laws(rows, refusals, profile, fit_acceptance=fit_acceptance)
     groups: list[dict[str, Any]] = []
     by_group = places([(row.file, row.pair)] for row in rows)
     for (file, pair), members in by_group.items():
@@ -196,9 +190,12 @@ def validate_published(
         group: dict[str, Any] = {"name": _group_name(file, pair, in_file)}
         reason = refusals[pair]
         if reason is None:
-            law = laws[pair[1:4]]
+            _, target, draft, method, _ = pair
+            law = default_profile(target, method, draft)
             group |= summarize([rows[index] for index in members], law, profile)
-            group["acceptance"] = _origin(law, is_fitted=fit_acceptance)
+            group["acceptance"] = "needs acceptance"
+            if law is not None:
+                group["acceptance"] = f"profile {law.name}"
         else:
             group["rows"] = len(members)
             group |= dict.fromkeys(MEASURES)
@@ -208,36 +205,6 @@ def validate_published(
         reason = groups[0]["refused"]
         raise ConfigError(f"{rows[0].file}: {reason}")
     return {"groups": groups, "refused": lines}
-
-
-def _origin(law: AcceptanceProfile | None, *, is_fitted: bool) -> str:
-    if law is None:
-        return "needs acceptance"
-    if is_fitted:
-        return "fitted"
-    return f"profile {law.name}"
-
-
-def _laws(
-    rows: Sequence[PublishedRow],
-    refusals: Mapping[Any, str | None],
-    profile: EngineProfile,
-    *,
-    fit_acceptance: bool,
-) -> dict[Any, AcceptanceProfile | None]:
-    """The acceptance of each (target, draft, method): shipped, or fitted to the rows."""
-    laws = {}
-    for drafting, members in places([row.drafting] for row in rows).items():
-        target, draft, method = drafting
-        law = default_profile(target, method, draft)
-        if fit_acceptance:
-            usable = []
-            for index in members:
-                if refusals[rows[index].pair] is None:
-                    usable.append(rows[index])
-            law = fit_rate(usable, law, profile)
-        laws[drafting] = law
-    return laws
 
 
 def _group_name(
@@ -370,47 +337,3 @@ def _mean(values: Any) -> float | None:
     if known.size:
         return float(known.mean())
     return None
-
-
-def fit_rate(
-    rows: Sequence[PublishedRow], known: AcceptanceProfile | None, engine: EngineProfile
-) -> AcceptanceProfile | None:
-    """The profile scaled to the rate at position 1 that brings predictions nearest to the rows'
-    speedups (least absolute log error).
-
-    The rate belongs to the rows' middle context and first budget. A pair without a profile of its
-    own borrows the default one's shape. None: no row has a speedup.
-    """
-    from scipy.optimize import minimize_scalar
-
-    rows = [row for row in rows if not np.isnan(row.measured_speedup)]
-    if not rows:
-        return known
-    shape = known or load_profile(FALLBACK_PROFILE)
-    log_contexts = np.log([row.context_len for row in rows])
-    context = float(np.exp(log_contexts.mean()))
-    budget = min(rows[0].draft_budget, context)
-    pairs = []
-    for members in places([row.pair] for row in rows).values():
-        pairs.append([rows[index] for index in members])
-
-    def loss(rate: float) -> float:
-        law = shape.at_rate(rate, budget=budget, context=context)
-        total = 0.0
-        for members in pairs:
-            evaluation = evaluate(members, law, engine)
-            speedup = evaluation.at_reported(members, evaluation.speedup)
-            measured = np.array([row.measured_speedup for row in members])
-            log_errors = np.log(speedup / measured)
-            total += float(np.abs(log_errors).sum())
-        return total
-
-    lowest, highest = RATE_RANGE
-    coarse = np.linspace(lowest, highest, 25)
-    best = min(coarse, key=loss)
-    width = coarse[1] - coarse[0]
-    bounds = (max(best - width, lowest), min(best + width, highest))
-    optimum = minimize_scalar(
-        loss, bounds=bounds, method="bounded", options={"xatol": 1e-4}
-    )
-    return shape.at_rate(float(optimum.x), budget=budget, context=context)
