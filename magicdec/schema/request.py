@@ -359,7 +359,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1.0
     requests: Annotated[
         str | None,
-        Option(help="Requests to serve: CSV, JSONL, Azure or Mooncake trace."),
+        Option(
+            help="Requests to serve: CSV or JSONL of arrival (s), prompt, output, cached."
+        ),
     ] = None
     cached_len: Annotated[
         int | str,

@@ -44,10 +44,10 @@ def write_trace(path: Path) -> Path:
     """60 requests at 4/s, of which all but the first have a prefix cached."""
     rows = (
         {
-            "timestamp": 250 * i,
-            "input_length": 900,
-            "output_length": 30,
-            "hash_ids": [1, i + 9],
+            "arrival": 0.25 * i,
+            "prompt": 900,
+            "output": 30,
+            "cached": 512 if i else 0,
         }
         for i in range(60)
     )

@@ -25,10 +25,9 @@ def test_a_sweep_on_a_local_cluster(
     trace = tmp_path / "trace.jsonl"
     rows = (
         {
-            "timestamp": 250 * i,
-            "input_length": 900,
-            "output_length": 30,
-            "hash_ids": [i],
+            "arrival": 0.25 * i,
+            "prompt": 900,
+            "output": 30,
         }
         for i in range(100)
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +123,6 @@ def test_surplus_cells_are_refused_by_their_line(
         ("[" * 100_000 + "]" * 100_000, "Expected `object`"),
         ('{"arrival":1,"prompt":5,"output":true}', "output must be a whole number"),
         ('{"arrival":1,"prompt":100.7,"output":3}', "prompt must be a whole number"),
-        (
-            '{"arrival":1,"prompt":9,"output":3,"prefix":"a","shared":-5}',
-            "shared must be at least",
-        ),
         ('{"arrival":1,"prompt":' + "9" * 4000 + ',"output":3}', ":1: "),
     ],
 )
@@ -171,60 +166,3 @@ def test_tokens_that_requests_hold_are_weighted_by_the_time_they_generate(
     assert requests.mean_len == pytest.approx((10 * (100 + 5) + 40 * (200 + 20)) / 50)
     assert requests.arrival_s.tolist() == [0.0, 2.0]
     assert requests.lengths == (100, 240)
-
-
-BLOCKS = st.lists(st.integers(0, 6), max_size=5, unique=True)
-
-
-@SHARED_FOLDER
-@given(
-    prompts=st.lists(st.tuples(st.integers(1, 2600), BLOCKS), min_size=1, max_size=8),
-    gaps=st.lists(st.integers(0, 5000), min_size=8, max_size=8),
-)
-def test_blocks_that_came_before_are_cached_from_the_first_on(
-    prompts: list[tuple[int, list[int]]], gaps: list[int], tmp_path: Path
-) -> None:
-    """Mooncake's: 512 tokens each, and milliseconds; the last token of a prompt is computed."""
-    path = tmp_path / "mooncake.jsonl"
-    lines, cached, seen, time_ms = [], [], set[int](), 27_000
-    times = []
-    for (prompt, blocks), gap in zip(prompts, gaps, strict=False):
-        time_ms += gap
-        times.append(time_ms)
-        row = {
-            "timestamp": time_ms,
-            "input_length": prompt,
-            "output_length": 3,
-            "hash_ids": blocks,
-        }
-        lines.append(json.dumps(row))
-        known = len(list(takewhile(seen.__contains__, blocks)))
-        cached.append(min(512 * known, prompt - 1))
-        seen.update(blocks)
-    path.write_text("\n".join(lines))
-    requests = read_requests(path)
-    assert requests.cached_len.tolist() == cached
-    assert requests.prompt_len.tolist() == [prompt for prompt, _ in prompts]
-    seconds = [(time - times[0]) / 1000.0 for time in times]
-    assert requests.arrival_s.tolist() == pytest.approx(seconds, abs=1e-9)
-
-
-@SHARED_FOLDER
-@given(
-    names=st.lists(st.sampled_from(["a", "b", ""]), min_size=1, max_size=8),
-    shared=st.integers(0, 100),
-    own=st.integers(0, 100),
-)
-def test_a_prefix_is_cached_after_its_first_request(
-    names: list[str], shared: int, own: int, tmp_path: Path
-) -> None:
-    path = tmp_path / "groups.csv"
-    rows = [
-        f"{number},100,5,{own},{name},{shared}" for number, name in enumerate(names)
-    ]
-    path.write_text("\n".join(["arrival,prompt,output,cached,prefix,shared", *rows]))
-    expected = []
-    for number, name in enumerate(names):
-        is_known = bool(name) and name in names[:number]
-        expected.append(min(max(own, shared) if is_known else own, 99))
-    assert read_requests(path).cached_len.tolist() == expected

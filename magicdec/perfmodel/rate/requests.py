@@ -2,23 +2,15 @@
 generate.
 
 Drawn: gaps between arrivals are gamma-distributed with mean 1 / rate and a coefficient of variation
-of √burstiness (1: Poisson; 0: a constant rate). Read, as published or with columns of our own:
-
-    arrival, prompt, output, cached         seconds and tokens; CSV, or objects of these in JSONL
-    …, prefix, shared                       a name, and the first tokens of a prompt that its requests have in common:
-                                            cached from the first of them on
-    Azure LLM inference 2023 and 2024       TIMESTAMP, ContextTokens, GeneratedTokens; CSV
-    Mooncake                                timestamp (ms), input_length, output_length, hash_ids; JSONL. Blocks of 512
-                                            tokens whose hashes came before, from the first on, are
-                                            cached
+of √burstiness (1: Poisson; 0: a constant rate). Read: arrival (seconds), prompt, output and cached
+(tokens), as the columns of a CSV file or the keys of objects in JSONL.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,12 +22,9 @@ from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.files import PROFILE_LIMIT_BYTES, decode_json, read_text
 from magicdec.specs.workload import MAX_TOKENS, WorkloadSpec
-from magicdec.units import MILLI
 
 Whole = npt.NDArray[np.int64]
-MOONCAKE_BLOCK = 512
-REQUEST_COLUMNS = ("arrival", "prompt", "output", "cached")
-OPTIONAL = ("cached", "shared")
+REQUEST_COLUMNS = ("arrival", "prompt", "output")
 MAX_ARRIVAL_S = 1e12
 MIN_RATE = 1e-6
 MAX_RATE = 1e6
@@ -193,10 +182,6 @@ class RequestLine(NamedTuple):
             )
 
 
-Reader = Callable[[dict[str, Any], set[Any]], RequestLine]
-"""From the values of a line, and the prefixes that came before."""
-
-
 def _documents(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """The lines of a file, each with its place. Raises ConfigError for a file of none."""
     lines = read_text(
@@ -226,18 +211,32 @@ def _of_rows(rows: Sequence[RequestLine]) -> Requests:
 
 
 def read_requests(path: str | Path) -> Requests:
-    """The requests of a file, whose format is recognised by its columns. Raises ConfigError, naming
-    the line.
-    """
+    """The requests of a file. Raises ConfigError, naming the line."""
     path = Path(path)
     documents = _documents(path)
     _, first = documents[0]
-    read = _reader(first, path)
-    seen = set[Any]()
+    if not set(REQUEST_COLUMNS) <= set(first):
+        raise ConfigError(
+            f"{path} has the columns {', '.join(first)}; requests are arrival (seconds), prompt, "
+            "output and cached (tokens)"
+        )
     rows: list[RequestLine] = []
     for where, values in documents:
         try:
-            row = read(values, seen)
+            arrival = values["arrival"]
+            if isinstance(arrival, bool):
+                raise ConfigError(
+                    f"arrival must be a number, not {str(arrival).lower()}"
+                )
+            cached = 0
+            if values.get("cached") not in (None, ""):
+                cached = _tokens(values, "cached")
+            row = RequestLine(
+                arrival_s=float(arrival),
+                prompt=_tokens(values, "prompt"),
+                output=_tokens(values, "output"),
+                cached=cached,
+            )
             row.check()
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
@@ -276,85 +275,8 @@ def _json_rows(path: Path, lines: list[str]) -> Iterable[tuple[str, dict[str, An
                 raise ConfigError(f"{path}:{number}: {error}") from error
 
 
-def _reader(first: dict[str, Any], path: Path) -> Reader:
-    """The function from a line to its request, by the first line's columns."""
-    if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= set(first):
-        return _azure
-    if {"timestamp", "input_length", "output_length"} <= set(first):
-        return _mooncake
-    if set(REQUEST_COLUMNS[:3]) <= set(first):
-        return _own
-    raise ConfigError(
-        f"{path} has the columns {', '.join(first)}; requests are arrival (seconds), prompt, output "
-        "and cached (or prefix and shared), or a trace of Azure (TIMESTAMP, ContextTokens, "
-        "GeneratedTokens) or Mooncake (timestamp, input_length, output_length)"
-    )
-
-
-def _own(values: dict[str, Any], seen: set[Any]) -> RequestLine:
-    cached = _tokens(values, "cached")
-    shared = _tokens(values, "shared")
-    if shared < 0:
-        raise ConfigError(f"shared must be at least 0 tokens, not {shared}")
-    name = values.get("prefix") or None
-    if name in seen:
-        cached = max(cached, shared)
-    elif name is not None:
-        seen.add(name)
-    return RequestLine(
-        arrival_s=_seconds(values, "arrival"),
-        prompt=_tokens(values, "prompt"),
-        output=_tokens(values, "output"),
-        cached=cached,
-    )
-
-
-def _azure(values: dict[str, Any], _: set[Any]) -> RequestLine:
-    return RequestLine(
-        arrival_s=_timestamp(values["TIMESTAMP"]),
-        prompt=_tokens(values, "ContextTokens"),
-        output=max(_tokens(values, "GeneratedTokens"), 1),
-        cached=0,
-    )
-
-
-def _timestamp(text: str) -> float:
-    """Seconds; Azure's have seven digits after the point."""
-    head, _, digits = text.strip().replace("+00:00", "").partition(".")
-    whole = datetime.fromisoformat(head + "+00:00").timestamp()
-    if digits:
-        return whole + float(f"0.{digits}")
-    return whole
-
-
-def _mooncake(values: dict[str, Any], seen: set[Any]) -> RequestLine:
-    hashes = values.get("hash_ids", [])
-    cached = 0
-    while cached < len(hashes) and hashes[cached] in seen:
-        cached += 1
-    seen.update(hashes)
-    prompt = _tokens(values, "input_length")
-    return RequestLine(
-        arrival_s=_seconds(values, "timestamp") * MILLI,
-        prompt=prompt,
-        output=_tokens(values, "output_length"),
-        cached=min(cached * MOONCAKE_BLOCK, prompt),
-    )
-
-
-def _seconds(values: dict[str, Any], name: str) -> float:
-    value = values[name]
-    if isinstance(value, bool):
-        raise ConfigError(f"{name} must be a number, not {str(value).lower()}")
-    return float(value)
-
-
 def _tokens(values: dict[str, Any], name: str) -> int:
-    """A whole number; none where an optional column is empty. Raises ConfigError for a fraction or
-    a truth value.
-    """
-    if name in OPTIONAL and values.get(name) in (None, ""):
-        return 0
+    """A whole number. Raises ConfigError for a fraction or a truth value."""
     value = values[name]
     number = float(value)
     if isinstance(value, bool) or not number.is_integer():
