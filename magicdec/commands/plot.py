@@ -13,8 +13,8 @@ from magicdec.commands.options import option
 from magicdec.errors import ConfigError, unknown_choice
 
 if TYPE_CHECKING:
+    from magicdec.reports.columns import Table
     from magicdec.reports.data import ReportData
-    from magicdec.reports.tables import Table
 
 EPILOG = options.examples(
     "plot heatmap --plan plan.json -o heatmap.svg",

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from magicdec.files import write_atomic
+from magicdec.reports.columns import UNKNOWN, Column, Table, format_value
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import Chart, draw_all
 from magicdec.reports.figures.chart import inline_svg, raw_svg
 from magicdec.reports.headline import commands_to_reproduce, headline_of
-from magicdec.reports.tables import UNKNOWN, Column, Table, all_tables, format_value
+from magicdec.reports.tables import all_tables
 from magicdec.schema.plan import Plan
 
 if TYPE_CHECKING:

@@ -1,199 +1,40 @@
-"""Tables of a report, as data: named columns with a kind, and rows of plain values, formatted at
-the edge.
-"""
+"""Tables of a report: the errors of predictions, what was measured, and what a plan considered."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import compress
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import replace
 
-from magicdec.files import rows_to_csv
 from magicdec.naming import describe, draft_name
+from magicdec.reports.columns import (
+    BATCH,
+    BUDGET,
+    CONTEXT,
+    GAMMA_COLUMN,
+    SPEEDUP,
+    Column,
+    Kind,
+    Table,
+    Value,
+    gains_by_acceptance,
+)
 from magicdec.reports.data import (
-    WEAK_BASELINE,
     WEAK_BASELINE_NOTE,
     ReportData,
     candidate_record,
     has_weak_baseline,
     median_pair,
 )
-from magicdec.reports.text import GAMMA, percent, thousands, whole
+from magicdec.reports.text import GAMMA, thousands
 from magicdec.schema.comparison import TERMS, Comparison, Pair
-from magicdec.schema.record import BASELINE_MBU_FLOOR, SPREAD_FIELDS, Record
+from magicdec.schema.record import SPREAD_FIELDS, Record
 from magicdec.schema.row import Candidate
 from magicdec.schema.row import column as value_of
-from magicdec.units import INTERVAL, format_bytes, format_seconds
-
-UNKNOWN = "–"
-Kind = Literal[
-    "text",
-    "integer",
-    "number",
-    "seconds",
-    "bytes",
-    "percent",
-    "signed_percent",
-    "ratio",
-    "rate",
-    "mbu",
-]
-Value = str | float | int | None
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column's name in files, its heading, the kind of its values, and its value for an item; by
-    default the item's attribute of that name."""
-
-    name: str
-    title: str
-    kind: Kind = "text"
-    value: Callable[[Any], Value] | None = None
-
-    @property
-    def is_number(self) -> bool:
-        return self.kind != "text"
-
-    def of(self, item: Any) -> Value:
-        if self.value is not None:
-            return self.value(item)
-        if isinstance(item, Candidate):
-            value: Value = value_of(item, self.name)
-        else:
-            value = getattr(item, self.name)
-        return value
-
-
-BATCH = Column("batch_size", "Batch", kind="integer")
-CONTEXT = Column("context_len", "Context", kind="integer")
-BUDGET = Column("draft_budget", "Budget", kind="integer")
-GAMMA_COLUMN = Column("gamma", GAMMA, kind="integer")
-SPEEDUP = Column("speedup", "Speedup", kind="ratio")
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows are in the order of the columns; None is "not known"."""
-
-    name: str
-    title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Value, ...], ...]
-    note: str = ""
-
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        title: str,
-        columns: Sequence[Column],
-        items: Iterable[Any],
-        *,
-        note: str = "",
-    ) -> Table:
-        """A row for each item."""
-        rows = []
-        for item in items:
-            rows.append(tuple(column.of(item) for column in columns))
-        return cls(name, title, tuple(columns), tuple(rows), note)
-
-    def without_empty(self, *names: str) -> Table:
-        """The table less those of the named columns that hold nothing."""
-        empty = set()
-        for place, column in enumerate(self.columns):
-            if all(row[place] is None for row in self.rows):
-                empty.add(column.name)
-        return self.without(*empty.intersection(names))
-
-    def without(self, *names: str) -> Table:
-        """The table less the named columns."""
-        is_shown = [column.name not in names for column in self.columns]
-        columns = tuple(compress(self.columns, is_shown))
-        rows = tuple(tuple(compress(row, is_shown)) for row in self.rows)
-        return replace(self, columns=columns, rows=rows)
-
-    @property
-    def cells(self) -> list[list[str]]:
-        """Every value as text."""
-        return [list(map(format_value, self.columns, row)) for row in self.rows]
-
-    @property
-    def records(self) -> list[dict[str, Value]]:
-        """Every row by the columns' names."""
-        names = [column.name for column in self.columns]
-        return [dict(zip(names, row, strict=True)) for row in self.rows]
-
-    def to_markdown(self) -> str:
-        head = []
-        ruler = []
-        for column in self.columns:
-            head.append(column.title)
-            ruler.append("---:" if column.is_number else "---")
-        lines = []
-        for cells in (head, ruler, *self.cells):
-            escaped = [cell.replace("|", "\\|") for cell in cells]
-            line = " | ".join(escaped)
-            lines.append(f"| {line} |\n")
-        return "".join(lines)
-
-    def to_csv(self) -> str:
-        """Plain values in base units under the columns' names."""
-        return rows_to_csv(self.records, [c.name for c in self.columns])
-
-    def to_json(self) -> str:
-        content = {
-            "name": self.name,
-            "title": self.title,
-            "note": self.note,
-            "rows": self.records,
-        }
-        return json.dumps(content, indent=1) + "\n"
-
-
-def format_value(column: Column, value: Value) -> str:
-    """A cell as text."""
-    if value is None:
-        return UNKNOWN
-    if isinstance(value, str):
-        return value
-    if not math.isfinite(value):
-        return UNKNOWN
-    formats: dict[Kind, Callable[[float], str]] = {
-        "text": str,
-        "integer": lambda number: thousands(round(number)),
-        "number": "{:.2f}".format,
-        "seconds": format_seconds,
-        "bytes": format_bytes,
-        "percent": lambda share: percent(share, 1),
-        # a minus sign, which is as wide as a plus and does not break from its number
-        "signed_percent": lambda share: f"{100 * share:+.1f}\u202f%".replace(
-            "-", "\u2212"
-        ),
-        "ratio": "{:.2f}×".format,
-        "mbu": _mbu,
-        "rate": _rate,
-    }
-    return formats[column.kind](value)
-
-
-def _mbu(share: float) -> str:
-    """A share of the memory's bandwidth, marked where it is low."""
-    text = percent(share)
-    if share < BASELINE_MBU_FLOOR:
-        return f"{text} {WEAK_BASELINE}"
-    return text
-
-
-def _rate(per_s: float) -> str:
-    if per_s >= 100:
-        return whole(per_s)
-    return f"{per_s:.3g}"
-
+from magicdec.units import (
+    INTERVAL,
+)
 
 # Error of the predictions
 # --------------------------------------------------------------------------------------------
@@ -246,7 +87,7 @@ def error_table(comparison: Comparison) -> Table | None:
         "errors",
         "Error of the predictions, term by term",
         columns,
-        summaries.items(),
+        list(summaries.items()),
         note=note,
     )
     return table.without_empty(
@@ -436,14 +277,18 @@ def candidate_table(data: ReportData) -> Table | None:
             lambda row: row.drafting.tokens_per_step,
         ),
         Column("break_even_tokens_per_step", "Even at", "number"),
-        Column("by_acceptance", "At 10/50/90 % acceptance", value=_by_acceptance),
+        Column(
+            "by_acceptance",
+            "At 10/50/90 % acceptance",
+            value=lambda row: gains_by_acceptance(row, " / "),
+        ),
         Column("tokens_per_s", "Tokens/s", "rate"),
         Column("request_ttft_s", "First token", "seconds"),
         Column("request_s", "Whole request", "seconds"),
         Column("request_speedup", "Its speedup", "ratio"),
         Column("cost_per_million_tokens_usd", "$ per million tokens", "number"),
         Column("bound_by", "Bound by"),
-        Column("fits", "Fits", value=_fits),
+        Column("fits", "Fits", value=lambda row: "yes" if row.fits else "no"),
         Column(
             "acceptance_range",
             "Acceptance",
@@ -472,25 +317,7 @@ def _spread_column(name: str) -> Column:
             return size
         return None
 
-    return Column(
-        name,
-        name[:2].upper(),
-        "integer",
-        read,
-    )
-
-
-def _fits(row: Candidate) -> str:
-    if row.fits:
-        return "yes"
-    return "no"
-
-
-def _by_acceptance(row: Candidate) -> str:
-    """The speedup at three percentiles of the acceptance."""
-    if row.by_acceptance is None:
-        return ""
-    return " / ".join(f"{value:.2f}" for value in row.by_acceptance.speedup)
+    return Column(name, name[:2].upper(), "integer", read)
 
 
 def environment_table(data: ReportData) -> Table | None:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, compress
+from dataclasses import replace
+from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from magicdec.counts import Z_90
 from magicdec.naming import describe
+from magicdec.reports.columns import fitted
 from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, has_weak_baseline
-from magicdec.reports.tables import (
-    Column,
-    Table,
-    Value,
-    case_table,
-    error_table,
-    format_value,
-    point_table,
-)
-from magicdec.reports.text import GAMMA, needed_width, text_table
+from magicdec.reports.tables import case_table, error_table, point_table
+from magicdec.reports.text import GAMMA, text_table
 from magicdec.schema.comparison import Comparison
 from magicdec.schema.record import Record, busy_machine
 from magicdec.units import INTERVAL, format_bytes, format_rate, format_seconds
@@ -48,7 +42,6 @@ RUN_HEADS = (
     "speedup",
     "base MBU",
 )
-PLAIN = str.maketrans({"\u202f": None, "\u2212": "-", "\u2013": "-", "×": "x"})
 
 
 def print_run(results: Sequence[Record], console: Console) -> None:
@@ -242,29 +235,6 @@ def print_groups(groups: Sequence[Mapping[str, Any]], console: Console) -> None:
         console.print(f"  {line}", soft_wrap=False)
 
 
-def print_table(table: Table, console: Console) -> None:
-    """A report's table in plain characters; where it is too wide, without the columns that are the
-    same in all rows.
-    """
-    heads = [column.title.lower() for column in table.columns]
-    cells = []
-    for row in table.rows:
-        cells.append(list(map(_plain, table.columns, row)))
-    if needed_width(heads, cells) > console.width:
-        varies = []
-        for texts in zip(*cells, strict=True):
-            varies.append(len(set(texts)) > 1)
-        heads = list(compress(heads, varies))
-        cells = [list(compress(row, varies)) for row in cells]
-    console.print(text_table(heads, cells))
-
-
-def _plain(column: Column, value: Value) -> str:
-    if isinstance(value, str):
-        return value
-    return format_value(column, value).translate(PLAIN)
-
-
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Predicted and measured speedups point by point, the error statistics of every term, and those
     of each case.
@@ -272,11 +242,18 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     if not comparison.pairs:
         console.print("no configuration has both a prediction and a measurement")
         return
-    print_table(point_table(comparison), console)
-    for table in (error_table(comparison), case_table(comparison)):
-        if table is not None:
+    tables = (
+        point_table(comparison),
+        error_table(comparison),
+        case_table(comparison),
+    )
+    for table in filter(None, tables):
+        if table is not tables[0]:
             console.print()
-            print_table(table, console)
+        in_lines = [
+            replace(column, title=column.title.lower()) for column in table.columns
+        ]
+        console.print(fitted(replace(table, columns=tuple(in_lines)), console.width))
     console.print()
     for line in _quality(comparison):
         console.print(line, soft_wrap=True)

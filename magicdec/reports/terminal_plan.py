@@ -5,7 +5,7 @@ plain when piped.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from magicdec.naming import draft_id
 from magicdec.reports.arrivals import (
@@ -15,6 +15,14 @@ from magicdec.reports.arrivals import (
     percentiles_line,
     sure_devices_line,
     traffic_line,
+)
+from magicdec.reports.columns import (
+    Column,
+    Table,
+    differs,
+    fitted,
+    gains_by_acceptance,
+    is_known,
 )
 from magicdec.reports.sentences import lengths_text, model_text
 from magicdec.reports.several import (
@@ -33,32 +41,28 @@ from magicdec.reports.story import (
     shortest,
     story_of,
 )
-from magicdec.reports.text import needed_width, text_table
+from magicdec.reports.text import text_table
 from magicdec.reports.words import drafting_of, probability_of
 from magicdec.schema.plan import CaseAnswer, GammaTable, Plan, Traffic, TrafficLoad
-from magicdec.schema.row import COLUMNS as COLUMNS_OF_ROWS
 from magicdec.schema.row import Candidate
-from magicdec.schema.row import column as value_of
 from magicdec.units import (
     GIB,
     INTERVAL_SHARE,
     MILLI,
     format_bytes,
     format_number,
-    format_seconds,
     format_tokens,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
 MOST_LINES = 12
 """Lines of the answer to one question."""
 FEW = 3
 """Rows of a table, unless all are asked for."""
-MARK, DRAFT = "mark", "draft"
-BREAKING = ("device", "layout", DRAFT, MARK)
+BREAKING = ("device", "layout", "draft", "mark")
 """Headings of the columns that may break over lines."""
 
 
@@ -199,12 +203,6 @@ def _print_further_tables(console: Console, case: CaseAnswer) -> None:
         console.print(_gamma_table(case.gamma_table, console.width))
 
 
-def _print_rows(console: Console, title: str, rows: Sequence[Candidate]) -> None:
-    if rows:
-        console.print(f"[bold]{title}[/bold]")
-        console.print(_table(rows, console.width))
-
-
 def _of_case(answer: Plan, case: CaseAnswer) -> list[Candidate]:
     """The case's candidates at the best gamma of each draft, budget and batch, best first."""
     best: dict[tuple[object, ...], Candidate] = {}
@@ -258,45 +256,11 @@ def _ms(seconds: float) -> str:
     return format_number(seconds / MILLI)
 
 
-BREAKS_FIRST = 3
-"""Rank below which a column is worth more than names on one line."""
-
-
-class TerminalColumn(NamedTuple):
-    head: str
-    text: Callable[[Any], str]
-    shown: Callable[[Sequence[Any]], bool] = lambda rows: True
-    rank: int = 0
-    """Where there is no room, the highest rank goes first; 0 stays. Below `BREAKS_FIRST`, names
-    break before that.
-    """
-
-
-def _differs(name: str) -> Callable[[Sequence[Any]], bool]:
-    def differs(rows: Sequence[Any]) -> bool:
-        values = {_value(row, name) for row in rows}
-        return len(values) > 1
-
-    return differs
-
-
-def _any(name: str) -> Callable[[Sequence[Any]], bool]:
-    return lambda rows: any(_value(row, name) for row in rows)
-
-
-def _value(row: Any, name: str) -> Any:
-    """A candidate's column or property, or a field of another row."""
-    if isinstance(row, Candidate) and name in COLUMNS_OF_ROWS:
-        return value_of(row, name)
-    return getattr(row, name)
-
-
 def _speedup(row: Candidate) -> str:
     if not row.is_speculative:
         return "1.00"
     gain = row.gain
-    interval = f"{gain.low:.2f}-{gain.high:.2f}"
-    return f"{gain.speedup:.2f} {interval}"
+    return f"{gain.speedup:.2f} {gain.low:.2f}-{gain.high:.2f}"
 
 
 def _pays(row: Candidate) -> str:
@@ -316,19 +280,6 @@ def _with_budget(row: Candidate) -> str:
     return name
 
 
-def _request_seconds(row: Candidate) -> str:
-    if row.requests is None:
-        return format_seconds(0.0)
-    return format_seconds(row.requests.request_s)
-
-
-def _at_percentiles(row: Candidate) -> str:
-    """The gain at the 10th, 50th and 90th percentile of the acceptance."""
-    if row.by_acceptance is None:
-        return ""
-    return "/".join(f"{value:.2f}" for value in row.by_acceptance.speedup)
-
-
 def _even_at(row: Candidate) -> str:
     """Tokens per step with which a draft is as fast as none."""
     least = row.drafting.break_even_tokens_per_step
@@ -337,83 +288,107 @@ def _even_at(row: Candidate) -> str:
     return f"{least:.2f}"
 
 
-TERMINAL_COLUMNS = (
-    TerminalColumn("device", lambda row: row.hardware, _differs("hardware")),
-    TerminalColumn(
-        "context", lambda row: format_tokens(row.context_len), _differs("context_len")
+PLAN_COLUMNS = (
+    Column("hardware", "device", shown=differs("hardware")),
+    Column(
+        "context_len",
+        "context",
+        value=lambda row: format_tokens(row.context_len),
+        shown=differs("context_len"),
     ),
-    TerminalColumn("layout", lambda row: row.layout.label, _differs("layout")),
-    TerminalColumn("batch", lambda row: str(row.batch_size), _differs("batch_size")),
-    TerminalColumn(DRAFT, _with_budget),
-    TerminalColumn("gamma", lambda row: str(row.gamma)),
-    TerminalColumn("draft ms", lambda row: _ms(row.step.draft_s), rank=6),
-    TerminalColumn("verify ms", lambda row: _ms(row.step.verify_s), rank=6),
-    TerminalColumn("tokens", lambda row: f"{row.drafting.tokens_per_step:.2f}", rank=3),
-    TerminalColumn(
-        "1st tok", lambda row: format_seconds(row.first_token_s), _any("request_s"), 3
+    Column(
+        "layout",
+        "layout",
+        value=lambda row: row.layout.label,
+        shown=differs("layout"),
     ),
-    TerminalColumn("ms/tok", lambda row: _ms(row.between_tokens_s), rank=1),
-    TerminalColumn("request", _request_seconds, _any("request_s"), 2),
-    TerminalColumn(
-        "tok/s/GPU",
-        lambda row: format_number(row.rate_per_gpu),
-        _differs("batch_size"),
-        3,
-    ),
-    TerminalColumn(
+    Column("batch_size", "batch", "integer", shown=differs("batch_size")),
+    Column("draft", "draft", value=_with_budget),
+    Column("gamma", "gamma", "integer"),
+    Column("draft_step_s", "draft ms", "milliseconds", rank=6),
+    Column("verify_step_s", "verify ms", "milliseconds", rank=6),
+    Column("expected_tokens_per_step", "tokens", "number", rank=3),
+    Column("first_token_s", "1st tok", "seconds", shown=is_known("request_s"), rank=3),
+    Column("between_tokens_s", "ms/tok", "milliseconds", rank=1),
+    Column("request_s", "request", "seconds", shown=is_known("request_s"), rank=2),
+    Column("rate_per_gpu", "tok/s/GPU", "figure", shown=differs("batch_size"), rank=3),
+    Column(
+        "gpu_hours_per_million_requests",
         "GPU-h/Mreq",
-        lambda row: format_number(row.cost.gpu_hours_per_million_requests or 0),
-        _any("request_s"),
-        7,
+        "figure",
+        shown=is_known("request_s"),
+        rank=7,
     ),
-    TerminalColumn(
+    Column(
+        "cost_per_million_tokens_usd",
         "$/Mtok",
-        lambda row: f"{row.cost.per_million_tokens_usd or 0:.2f}",
-        _any("cost_per_million_tokens_usd"),
+        "number",
+        lambda row: row.cost.per_million_tokens_usd or 0.0,
+        shown=is_known("cost_per_million_tokens_usd"),
     ),
-    TerminalColumn(f"speedup ({INTERVAL_SHARE:.0%})", _speedup),
-    TerminalColumn("10/50/90%", _at_percentiles, _any("break_even_tokens_per_step"), 8),
-    TerminalColumn("even at", _even_at, _any("break_even_tokens_per_step"), 8),
-    TerminalColumn(
+    Column("speedup", f"speedup ({INTERVAL_SHARE:.0%})", value=_speedup),
+    Column(
+        "by_acceptance",
+        "10/50/90%",
+        value=lambda row: gains_by_acceptance(row, "/"),
+        shown=is_known("break_even_tokens_per_step"),
+        rank=8,
+    ),
+    Column(
+        "break_even_tokens_per_step",
+        "even at",
+        value=_even_at,
+        shown=is_known("break_even_tokens_per_step"),
+        rank=8,
+    ),
+    Column(
+        "speedup_vs_best_autoregressive",
         "x best batch",
-        lambda row: f"{row.speedup_vs_best_autoregressive or 0:.2f}",
+        "number",
+        lambda row: row.speedup_vs_best_autoregressive or 0.0,
         rank=5,
     ),
-    TerminalColumn(
-        "GiB/GPU", lambda row: f"{row.memory.bytes_per_gpu / GIB:.1f}", rank=4
+    Column(
+        "memory_bytes_per_gpu",
+        "GiB/GPU",
+        value=lambda row: f"{row.memory.bytes_per_gpu / GIB:.1f}",
+        rank=4,
     ),
-    TerminalColumn("bound by", lambda row: row.step.bound_by, rank=6),
-    TerminalColumn("pays", _pays),
-    TerminalColumn(MARK, lambda row: ", ".join(row.drafting.marks), _any("marks")),
+    Column("bound_by", "bound by", rank=6),
+    Column("pays_probability", "pays", value=_pays),
+    Column(
+        "marks",
+        "mark",
+        value=lambda row: ", ".join(row.drafting.marks),
+        shown=is_known("marks"),
+    ),
 )
 """Every column of every table of candidates: shown where it tells rows apart, and there is room."""
 
 
-def _table(
+def _print_rows(
+    console: Console,
+    title: str,
     rows: Sequence[Any],
-    width: int,
-    columns: Sequence[TerminalColumn] = TERMINAL_COLUMNS,
-) -> Table:
+    columns: Sequence[Column] = PLAN_COLUMNS,
+    *,
+    of: str = "",
+) -> None:
+    """A table under its title; `of`: what its cells hold, where the headings do not say."""
+    if rows:
+        suffix = f" ({of})" if of else ""
+        console.print(f"[bold]{title}[/bold]{suffix}")
+        console.print(_table(rows, console.width, columns))
+
+
+def _table(
+    rows: Sequence[Any], width: int, columns: Sequence[Column] = PLAN_COLUMNS
+) -> RichTable:
     """Names and marks break over lines between words, so nothing is cut off; numbers do not."""
-    shown = [column for column in columns if column.shown(rows)]
-
-    def heads() -> list[str]:
-        return [column.head for column in shown]
-
-    def cells() -> list[list[str]]:
-        return [[column.text(row) for column in shown] for row in rows]
-
-    ranks = {column.rank for column in columns}
-    for rank in sorted(ranks - {0}, reverse=True):
-        breaking: Sequence[str] = ()
-        if rank < BREAKS_FIRST:
-            breaking = BREAKING
-        if needed_width(heads(), cells(), wraps=breaking) > width:
-            shown = [column for column in shown if column.rank != rank]
-    return text_table(heads(), cells(), wraps=BREAKING)
+    return fitted(Table.of("", "", columns, rows), width, wraps=BREAKING)
 
 
-def _gamma_table(table: GammaTable, width: int) -> Table:
+def _gamma_table(table: GammaTable, width: int) -> RichTable:
     """The best gamma by batch and context, with the speedup where there is room for it, and the
     context from which on it is above 1; the table's first context is only a bound."""
     contexts = table.context_lens
@@ -498,25 +473,19 @@ def _print_traffic(
         console.print(steady)
     simulated = f"{traffic.num_requests} requests simulated"
     console.print(f"{asked_of_traffic(answer, traffic)}; {simulated}")
-    compared = []
-    for load in (traffic.autoregressive, traffic.speculative):
-        if load is not None:
-            compared.append(load)
-    at_rate = [load for load in traffic.curves if load.rate_per_s == traffic.rate_per_s]
-    _print_loads(console, f"at {rate}/s, the fewest devices of each", compared)
+    compared = list(filter(None, (traffic.autoregressive, traffic.speculative)))
+    loads = {f"at {rate}/s, the fewest devices of each": compared}
     if every:
-        _print_loads(
-            console, f"the policies on {traffic.best.num_gpus} devices", at_rate
-        )
-        _print_loads(console, "over rates", traffic.curves)
+        at_rate = []
+        for load in traffic.curves:
+            if load.rate_per_s == traffic.rate_per_s:
+                at_rate.append(load)
+        loads[f"the policies on {traffic.best.num_gpus} devices"] = at_rate
+        loads["over rates"] = traffic.curves
+    for title, rows in loads.items():
+        _print_rows(console, title, rows, TRAFFIC_COLUMNS, of="p50/p95/p99")
     for note in traffic.notes:
         console.print(f"note: {note}", style="dim")
-
-
-def _print_loads(console: Console, title: str, loads: Sequence[TrafficLoad]) -> None:
-    if loads:
-        console.print(f"[bold]{title}[/bold] (p50/p95/p99)")
-        console.print(_table(loads, console.width, TRAFFIC_COLUMNS))
 
 
 def _percentiles(latency: str, unit: float) -> Callable[[TrafficLoad], str]:
@@ -531,28 +500,14 @@ def _percentiles(latency: str, unit: float) -> Callable[[TrafficLoad], str]:
 
 
 TRAFFIC_COLUMNS = (
-    TerminalColumn(
-        "requests/s",
-        lambda load: format_number(load.rate_per_s),
-        _differs("rate_per_s"),
-    ),
-    TerminalColumn(DRAFT, load_name),
-    TerminalColumn("devices", lambda load: str(load.num_gpus)),
-    TerminalColumn("TTFT ms", _percentiles("ttft", MILLI)),
-    TerminalColumn("TPOT ms", _percentiles("tpot", MILLI)),
-    TerminalColumn("request s", _percentiles("request", 1.0)),
-    TerminalColumn("kept/s", lambda load: format_number(load.goodput_per_s), rank=3),
-    TerminalColumn(
-        "waiting",
-        lambda load: format_number(load.mean_waiting),
-        _differs("rate_per_s"),
-        rank=4,
-    ),
-    TerminalColumn(
-        "preempted",
-        lambda load: str(load.preemptions),
-        _differs("rate_per_s"),
-        rank=5,
-    ),
+    Column("rate_per_s", "requests/s", "figure", shown=differs("rate_per_s")),
+    Column("draft", "draft", value=load_name),
+    Column("num_gpus", "devices", "integer"),
+    Column("ttft", "TTFT ms", value=_percentiles("ttft", MILLI)),
+    Column("tpot", "TPOT ms", value=_percentiles("tpot", MILLI)),
+    Column("request", "request s", value=_percentiles("request", 1.0)),
+    Column("goodput_per_s", "kept/s", "figure", rank=3),
+    Column("mean_waiting", "waiting", "figure", shown=differs("rate_per_s"), rank=4),
+    Column("preemptions", "preempted", "integer", shown=differs("rate_per_s"), rank=5),
 )
 """Percentiles are p50/p95/p99; a table of one rate fits 80 characters."""

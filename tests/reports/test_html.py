@@ -11,10 +11,11 @@ import pytest
 from samples_reports import changed, grid, measured, plan, predicted
 
 from magicdec.errors import StorageError
+from magicdec.reports.columns import format_value
 from magicdec.reports.data import ReportData
 from magicdec.reports.headline import headline_of
 from magicdec.reports.report import render_html, write_report
-from magicdec.reports.tables import format_value, result_table
+from magicdec.reports.tables import result_table
 from magicdec.schema.record import Environment
 
 VOID = {"meta", "link", "input", "br"}

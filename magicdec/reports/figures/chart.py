@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
-from magicdec.reports.tables import Column, Table, Value
+from magicdec.reports.columns import Column, Table, Value
 from magicdec.reports.text import thousands
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from magicdec.naming import describe
 from magicdec.reports.arrivals import load_name, traffic_line
+from magicdec.reports.columns import BATCH, CONTEXT, GAMMA_COLUMN, SPEEDUP, Column
 from magicdec.reports.data import ReportData, candidate_record
 from magicdec.reports.figures.chart import (
     GREY,
@@ -22,7 +23,6 @@ from magicdec.reports.figures.chart import (
     SERIES,
     Chart,
 )
-from magicdec.reports.tables import BATCH, CONTEXT, GAMMA_COLUMN, SPEEDUP, Column
 from magicdec.reports.text import GAMMA, compact_tokens, percent, thousands
 from magicdec.schema.plan import TrafficLoad
 from magicdec.schema.record import Record

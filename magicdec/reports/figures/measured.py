@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from magicdec.counts import Z_90, rate_and_error
 from magicdec.naming import describe, draft_name
+from magicdec.reports.columns import Column
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures.chart import (
     GREY,
@@ -18,7 +19,7 @@ from magicdec.reports.figures.chart import (
     Chart,
     spread_of,
 )
-from magicdec.reports.tables import Column, label_of
+from magicdec.reports.tables import label_of
 from magicdec.reports.text import GAMMA, percent
 from magicdec.schema.comparison import Pair, is_paired, summarise
 from magicdec.schema.record import Record

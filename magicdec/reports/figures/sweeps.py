@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from magicdec.naming import draft_name
+from magicdec.reports.columns import BUDGET, GAMMA_COLUMN, Column, Value
 from magicdec.reports.data import ReportData, fastest, siblings
 from magicdec.reports.figures.chart import (
     GREY,
@@ -18,7 +19,6 @@ from magicdec.reports.figures.chart import (
     Chart,
     plain_ticks,
 )
-from magicdec.reports.tables import BUDGET, GAMMA_COLUMN, Column, Value
 from magicdec.reports.text import GAMMA_IS
 from magicdec.schema.comparison import is_paired
 from magicdec.schema.record import Record
