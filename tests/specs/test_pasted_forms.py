@@ -455,6 +455,11 @@ ATTACKS = {
     "expansions": "vllm serve m " + "$(" * (MOST // 2),
     "defaults": "vllm serve m " + "${a:-" * (MOST // 5),
     "a variable that doubles": "A=vllm\n" + 'A="$A$A"\n' * 60 + "$A serve m",
+    "a value that is put in often": "A="
+    + "x" * 190_000
+    + '\nvllm serve "'
+    + "$A" * MOST
+    + '"',
     "an array that doubles": "A=(vllm)\n"
     + 'A+=("${A[@]}" "${A[@]}")\n' * 60
     + "vllm serve m",

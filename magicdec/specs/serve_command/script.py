@@ -29,6 +29,7 @@ from magicdec.specs.serve_command.start import (
     text_of,
     words_of,
 )
+from magicdec.specs.serve_command.variables import Variables
 
 ENGINES = {
     "LLM": "vllm",
@@ -48,10 +49,6 @@ LOOKS = re.compile(
     r"^[ \t]*(?:import|from)\s+\w|^[ \t]*[\w.]*\b(?:LLM|EngineArgs|Engine|LLMConfig)\s*\(",
     re.M,
 )
-MOST_VALUE = 50_000
-"""Characters of a value that a name has."""
-MOST_VALUES = 2_000_000
-"""Characters of all values that are set or put in."""
 MOST_PYTHON = 250_000
 ENVIRONMENT = ("os.environ.get", "os.getenv", "getenv", "environ.get")
 CHANGES = frozenset(
@@ -102,11 +99,7 @@ def starts_of_python(given: Given) -> list[Start]:
 class _Reader:
     def __init__(self, given: Given) -> None:
         self.given = given
-        self.names: dict[str, Any] = {}
-        self.sizes: dict[str, int] = {}
-        """Characters of each name's value; lists of lists can stand for billions."""
-        self.open: dict[str, str] = {}
-        """Why names are not known."""
+        self.names = Variables(given)
         self.changed: set[str] = set()
         """Names, attributes and elements that something changes in place."""
         self.arguments: dict[str, ast.expr | None] = {}
@@ -114,30 +107,28 @@ class _Reader:
         self.modules: dict[str, str] = {}
         self.starts: list[Start] = []
         self.version: str | None = None
-        self.characters = 0
 
     def module(self, tree: ast.Module) -> None:
         for node in ast.walk(tree):
             self._declaration(node)
         statements = list(_body(tree.body))
         self._leave_open_what_changes(statements)
-        several = set()
         for place, statement in enumerate(statements):
             doubt = _where(statement)
             if doubt.startswith("in the "):
                 continue
             self._engines(statement, doubt)
             for name, value in _assignments(statement):
-                if name in self.names:
-                    several.add(name)
-                self._set(name, self._value(value))
+                found = self._value(value)
+                self.names.leave_computed(name, found)
+                self.names.set(name, found)
             if _exits(statement):
                 del statements[place:]
                 break
         if self.starts:
             return
-        for name in several:
-            self.open.setdefault(name, "is set to several values")
+        for name in self.names.several:
+            self.names.leave_open(name, "is set to several values")
         for statement in statements:
             self._engines(statement, _where(statement))
 
@@ -179,7 +170,7 @@ class _Reader:
                     why = f"is an argument of {owner} {line}"
                 elif kind == "changes":
                     self.changed.add(name)
-                self.open.setdefault(name, why)
+                self.names.leave_open(name, why)
             for name, value in plain.items():
                 if isinstance(value, SHARES):
                     inner = [
@@ -192,38 +183,15 @@ class _Reader:
         while changed:
             name = changed.pop()
             for other in shared.pop(name, ()):
-                self.open.setdefault(other, self.open[name])
+                self.names.leave_open(other, self.names.open[name])
                 changed.append(other)
-
-    def _set(self, name: str, value: Any) -> None:
-        if isinstance(value, str) and MARKED.fullmatch(value):
-            _, why = self.given.reasons[self.given.open_in(value)[0]]
-            if why.startswith("is computed"):
-                self.open.setdefault(name, why)
-        self.names[name] = value
-        self.sizes[name] = len(str(value))
-        if self.sizes[name] > MOST_VALUE:
-            raise ConfigError(
-                f"a value of the script has more than {MOST_VALUE} characters"
-            )
-        self._count(self.sizes[name])
-
-    def _count(self, characters: int) -> None:
-        self.characters += characters + 1
-        if self.characters > MOST_VALUES:
-            raise ConfigError(
-                f"the script's values have more than {MOST_VALUES} characters"
-            )
 
     def _lookup(self, name: str, node: ast.expr) -> Any:
         """A name's value, or the mark of one that is open."""
-        if name in self.given.values:
-            return self.given.values[name]
-        if name in self.names and name not in self.open:
-            self._count(self.sizes[name])
-            return self.names[name]
+        if name in self.names:
+            return self.names.find(name)
         why = f"is set nowhere in this file (line {node.lineno})"
-        return self.given.left_open(f"${name}", self.open.get(name, why))
+        return self.given.left_open(f"${name}", why)
 
     # Starts
 
@@ -317,7 +285,7 @@ class _Reader:
         if node.attr in self.given.values:
             return self.given.values[node.attr]
         default = self.arguments.get(node.attr)
-        if default is not None and _written(node) not in self.open:
+        if default is not None and _written(node) not in self.names.open:
             return self._value(default)
         if _root(node) in self.modules:
             return node.attr  # a member of an enumeration, a type

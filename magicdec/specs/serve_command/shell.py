@@ -32,6 +32,11 @@ from magicdec.specs.serve_command.statements import (
     statements,
     unescaped,
 )
+from magicdec.specs.serve_command.variables import (
+    MOST_VALUE,
+    MOST_VALUES,
+    Variables,
+)
 
 Value = str | list[str]
 SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ash", "ksh"))
@@ -66,9 +71,6 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 MOST_STEPS = 50_000
 MOST_NESTED = 12
 MOST_WORDS = 20_000
-MOST_VALUE = 200_000
-MOST_VALUES = 5_000_000
-"""Characters of all values that are set, one after the other."""
 MOST_CUT = 1000
 """Characters of a value of which a pattern cuts a part."""
 REMARK = re.compile(r"(?<=[ \t])\\[ \t]+#.*$")
@@ -105,14 +107,8 @@ class Shell:
         first_line: int | None = None,
     ) -> None:
         self.given = given
-        self.names: dict[str, Value] = dict(names or {})
-        self.reasons = dict(reasons or {})
-        """Why names that are set outside are not known."""
-        self.open: dict[str, str] = {}
-        """Why names that the script itself sets are not known."""
-        self.exported = set(self.names)
-        self.several: set[str] = set()
-        """Names that were plainly set to more than one value."""
+        self.names = Variables(given, names, reasons)
+        self.exported = set(names or ())
         self.depth = depth
         self.starts: list[Start] = []
         self.doubt = ""
@@ -126,7 +122,6 @@ class Shell:
         self.is_script = first_line is not None
         """Whether lines are known; else words of a manifest are read."""
         self.steps = 0
-        self.characters = 0
 
     def run(self, text: str) -> None:
         """Reads a script. Raises ConfigError where it cannot be taken apart as a shell does."""
@@ -142,8 +137,8 @@ class Shell:
         if self.starts:
             return
         # functions as if they were called at the script's end
-        for name in self.several:
-            self._leave_open(name, "is set to several values")
+        for name in self.names.several:
+            self.names.leave_open(name, "is set to several values")
         left = ""
         for statement in bodies:
             assert statement.block is not None
@@ -216,7 +211,7 @@ class Shell:
         before = {
             assignment.name: self._assigned(assignment.value)
             for assignment in assignments
-            if assignment.name not in self.open
+            if assignment.name not in self.names.open
         }
         words: list[str] = []
         for part in parts:
@@ -230,9 +225,9 @@ class Shell:
             for word in found:
                 names = IDENTIFIER.findall(word) if verb == "let" else [word]
                 for name in names:
-                    self._leave_open(name, f"is set {how} (line {self.line})")
+                    self.names.leave_open(name, f"is set {how} (line {self.line})")
         if verb == "read":
-            self._leave_open("REPLY", f"is set by 'read' (line {self.line})")
+            self.names.leave_open("REPLY", f"is set by 'read' (line {self.line})")
         if defines:
             return False
         document = None if statement.document is None else self._one(statement.document)
@@ -277,7 +272,9 @@ class Shell:
             assignment = _assignment(part)
             if options.strip("-x"):
                 for name in IDENTIFIER.findall(_written(part)):
-                    self._leave_open(name, f"is computed by {verb} (line {self.line})")
+                    self.names.leave_open(
+                        name, f"is computed by {verb} (line {self.line})"
+                    )
             elif assignment is not None:
                 self._assign(assignment)
             else:
@@ -296,16 +293,15 @@ class Shell:
         name = assignment.name
         line = f"(line {self.line})"
         value = self._assigned(assignment.value)
-        before = self.names.get(name, "")
+        before = self.names.values.get(name, "")
         if assignment.element:
-            self._leave_open(name, f"is set in part {line}")
+            self.names.leave_open(name, f"is set in part {line}")
             return
-        if isinstance(value, str) and MARKED.fullmatch(value):
-            _, why = self.given.reasons[self.given.open_in(value)[0]]
-            if why.startswith("is computed"):
-                self._leave_open(name, why)
-        if assignment.sign == "+=" and name in self.reasons and name not in self.names:
-            self._leave_open(name, self.reasons[name])
+        self.names.leave_computed(name, value)
+        outside = self.names.outside
+        is_outside = name in outside and name not in self.names.values
+        if assignment.sign == "+=" and is_outside:
+            self.names.leave_open(name, outside[name])
         elif isinstance(before, list) and isinstance(value, str):  # its first element
             first, *rest = before or [""]
             value = [first + value if assignment.sign == "+=" else value, *rest]
@@ -323,36 +319,19 @@ class Shell:
 
     def _set(self, name: str, value: Value) -> None:
         if self.where:
-            self._leave_open(name, f"is set {self.where}")
-            return
-        if len(value) > MOST_VALUE:
-            raise ConfigError(f"{name[:40]} has more than {MOST_VALUE} characters")
-        self.characters += len(value) + 1
-        if self.characters > MOST_VALUES:
-            raise ConfigError(
-                f"the script's values have more than {MOST_VALUES} characters"
-            )
-        if self.names.get(name, value) != value:
-            self.several.add(name)
-        self.names[name] = value
-
-    def _leave_open(self, name: str, why: str) -> None:
-        self.open.setdefault(name, why)
+            self.names.leave_open(name, f"is set {self.where}")
+        else:
+            self.names.set(name, value)
 
     def lookup(self, name: str) -> Value | None:
         """A name's value, or the mark of one that is open; None: the text never sets it."""
-        if name in self.given.values:
-            return self.given.values[name]
-        if self.function and name in PLACES:
+        if self.function and name in PLACES and name not in self.given.values:
             why = f"is an argument of {self.function}"
             return self.given.left_open(f"${name}", why)
-        if name in self.open:
-            return self.given.left_open(f"${name}", self.open[name])
-        if name in self.names:
-            return self.names[name]
-        if name in self.reasons:
-            return self.given.left_open(f"${name}", self.reasons[name])
-        return None
+        if name not in self.names:
+            return None
+        value: Value = self.names.find(name)
+        return value
 
     def _nowhere(self, name: str) -> str:
         why = "is set nowhere in this file"
@@ -414,7 +393,7 @@ class Shell:
                 for name in IDENTIFIER.findall(
                     " ".join(map("".join, SUM_SETS.findall(part.text)))
                 ):
-                    self._leave_open(name, f"is set by arithmetic {line}")
+                    self.names.leave_open(name, f"is set by arithmetic {line}")
             written = re.sub(r"\s+", " ", part.text)
             return self.given.left_open(
                 written, f"is computed when the script runs {line}"
@@ -489,7 +468,7 @@ class Shell:
             self._source(words[1:2])
         elif name == "shift" or (name == "set" and "--" in words):
             for place in PLACES:
-                self._leave_open(place, f"is set by '{name}' (line {self.line})")
+                self.names.leave_open(place, f"is set by '{name}' (line {self.line})")
         elif name == "eval":
             self._evaluated(" ".join(words[1:]))
         elif name not in SILENT:
@@ -547,10 +526,10 @@ class Shell:
         if CONTAINERS & {word.rpartition("/")[2] for word in words[:2]}:
             names = self._passed(words)
         else:
-            self.steps += len(self.names) // 10
-            reasons = self.reasons | self.open
-            for name, value in self.names.items():
-                if name in self.exported and name not in self.open:
+            self.steps += len(self.names.values) // 10
+            reasons = self.names.outside | self.names.open
+            for name, value in self.names.values.items():
+                if name in self.exported and name not in self.names.open:
                     names[name] = value
                 else:
                     reasons.setdefault(name, "is set and not exported")
@@ -596,7 +575,7 @@ class Shell:
         """Devices that the command may use, where it says which."""
         passed = self._passed(words[:200]) | dict(before)
         for name in VISIBLE:
-            value = passed.get(name, self.names.get(name))
+            value = passed.get(name, self.names.values.get(name))
             if isinstance(value, str) and re.fullmatch(r"\d+(?:,\d+)*", value):
                 return len(value.split(","))
         for option, value in _options_of(words[:200]):
