@@ -1,6 +1,4 @@
-"""Where the program begins. From here on an interrupt or a termination ends it without a word,
-while it loads too.
-"""
+"""Entry point of the program. An interrupt or a termination ends it silently, even while it loads."""
 
 import contextlib
 import gc

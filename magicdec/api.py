@@ -11,9 +11,9 @@
     magicdec.report("report.html", plan=plan)
     magicdec.models(), magicdec.hardware(), magicdec.engines()
 
-Options of a plan are the fields of schema/request.py; None is as good as leaving one out. One value
-may stand for a list of one; numbers of tokens may be written "32k"; names, paths and
-specs are all taken, and for a model the dictionary of its config.json.
+Options of a plan are the fields of schema/request.py; None is the same as leaving one out. One
+value may stand for a list of one, and numbers of tokens may be written "32k". A model, device or
+engine is a name, a path or a spec; a model may also be the dictionary of its config.json.
 """
 
 from __future__ import annotations

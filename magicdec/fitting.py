@@ -1,12 +1,12 @@
-"""Numbers to fit, each with a prior, and robust least squares on their codes; the errors of what
-follows from them.
+"""Robust least squares for numbers with priors, and the errors of the quantities computed from
+them.
 
     minimise  ½ Σ ρ(residual²)        residuals: the data's, and pull · (code − prior's code) /
     spread of each number
 
-A code is the number's logarithm, logit, or logarithm of its excess over 1, so that any code is a
-possible number; or the number itself in a unit. SciPy is imported on the first fit only: predicting
-needs none of it.
+A code is the number's logarithm, its logit, or the logarithm of its excess over 1, so any code is a
+possible number; or it is the number itself in a unit. SciPy is imported on the first fit only,
+because predicting does not need it.
 """
 
 from __future__ import annotations

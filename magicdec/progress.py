@@ -1,9 +1,9 @@
 """The work being done right now, on stderr: one line that renews itself on a terminal, nothing when
 quiet or piped, but for `Done` lines, which stay.
 
-A `StepMessage` also says how much is done; the line then has a bar and the time that is left at the pace
-so far. `Stages` makes one bar of work that is done in several parts. Nothing is drawn between
-messages, so that no thread runs beside what is being timed.
+A `StepMessage` also says how much is done; the line then has a bar and the time that is left at the
+pace so far. `Stages` makes one bar of work that is done in several parts. Nothing is drawn between
+messages, so no thread runs next to the work that is being timed.
 """
 
 from __future__ import annotations

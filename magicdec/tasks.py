@@ -1,7 +1,8 @@
 """Tasks that people serve: the names they go by, and the lengths that are assumed where none are
 given.
 
-The lengths are round numbers of ours, not measurements: an answer that rests on them names them.
+The lengths are round numbers that we chose, not measurements, so an answer that rests on them names
+them.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@ methods.
 
 The draft is the target itself with a sparse cache, another checkpoint with a sparse or a full one,
 a trained head, or n-gram lookup. All budgets and methods of a context share one prefill, and each
-continues every
-prompt by the same number of tokens. Many prompts with few tokens each say more than the reverse
-(blocks of one prompt are alike), and make the shared prefill the greater part of the cost. The
-prompts are other ones than measured runs use (the calibration half of the text).
+continues every prompt by the same number of tokens. Blocks of one prompt are alike, so many prompts
+with few tokens each say more than the reverse, and the shared prefill is most of the cost. The
+prompts come from the calibration half of the text, which measured runs do not use.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ of their own.
 Nothing here is an end-to-end run: kernels (linear layers by tokens, attention by batch × context ×
 query tokens, streaming passes) are timed alone; of the engine, single steps are timed on a cache
 filled with noise, phase by phase (engine.py), at batches, contexts and draft budgets that measured
-grids do not use. Points are interleaved: each round times every point once, and a point's time is
-the median over the rounds, its spread their interquartile range; so a drift of the machine falls on
-all points alike.
+grids do not use. Points are interleaved: each round times every point once, so a drift of the
+machine falls on all points alike. A point's time is the median over the rounds, its spread their
+interquartile range.
 
 On a CUDA device every point is a captured graph of several calls, as the engine's own steps are,
-timed by events. Its calls take their operands from a pool of memory that is several times as large
-as the L2 cache, in turn: as in a forward pass, nothing is found there.
+timed by events. Its calls take turns over a pool of operands several times as large as the L2
+cache, so nothing is found there, as in a forward pass.
 """
 
 from __future__ import annotations

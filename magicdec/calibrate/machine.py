@@ -1,5 +1,5 @@
-"""`magicdec calibrate`: micro-benchmarks of this machine -> a hardware profile, and an engine's
-profile on it, which is our runtime's or vLLM's."""
+"""`magicdec calibrate`: micro-benchmarks of this machine, fitted to a hardware profile and to the
+profile of an engine on it, our runtime or vLLM."""
 
 from __future__ import annotations
 

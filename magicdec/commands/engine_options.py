@@ -1,5 +1,5 @@
-"""Options under the names of vLLM, SGLang and TensorRT-LLM: read as ours, answered with ours, or
-left out where they change no prediction.
+"""Options under the names of vLLM, SGLang and TensorRT-LLM: translated to ours, or left out where
+they change no prediction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of a catalog as a table or as JSON, for the commands that list what there is to name."""
+"""Rows of a catalog as a table or as JSON, for the commands that list names."""
 
 from __future__ import annotations
 

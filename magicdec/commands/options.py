@@ -1,5 +1,5 @@
-"""Options that several commands share, each declared once, with type and help; and how a command's
-help groups them.
+"""Options that several commands share, each declared once with its type and help, and the groups in
+which a command's help shows them.
 """
 
 from __future__ import annotations

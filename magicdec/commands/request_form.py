@@ -1,5 +1,5 @@
-"""A plan's request as options of a command line: its fields under the options' names, and the keywords
-that their texts stand for.
+"""A plan's request as options of a command line: its fields under the options' names, and the
+parsing of their texts.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Replays of a draft model: one prefill of the draft over each logged text tells every gamma's
-acceptance.
+"""Replays of a draft model: one prefill of the draft over each logged text gives the acceptance at
+every gamma.
 
 A draft that is decoded greedily is one token at each position. If all drafts before it were
 accepted, its text is the logged text, so with m_t = [the draft's argmax after token t is the logged

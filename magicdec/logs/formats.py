@@ -1,5 +1,5 @@
-"""Readers of the formats in which requests are logged: one document of a file to the requests that
-it holds.
+"""Readers of the formats in which requests are logged: each turns one document of a file into its
+requests.
 
 token ids       prompt_token_ids or prompt; output_token_ids, generated_token_ids, token_ids, output, or
                 outputs[].token_ids (vLLM's RequestOutput, SpecDecode-Bench)

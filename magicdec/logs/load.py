@@ -2,7 +2,7 @@
 holds.
 
 A prompt's whole blocks are hashed in a chain, as vLLM hashes them, and looked up in the blocks of
-earlier requests in the order of arrival; the least recently used go where the cache is full. A
+earlier requests in the order of arrival; the least recently used leave when the cache is full. A
 request's blocks count as cached from its arrival on, so of requests that arrive together the second
 finds the first's."""
 

@@ -1,8 +1,8 @@
-"""Counts of replayed steps: whole numbers, so that those of shards add up to those of one pass to
-the last digit.
+"""Counts of replayed steps: whole numbers, so the counts of shards add up exactly to those of one
+pass.
 
-What is kept of requests is sums and sums of products over them: the error of a ratio r = Σ a / Σ n
-over requests, se² = C / (C − 1) · Σ (a − r·n)² / (Σ n)², needs no more than Σ a², Σ a·n and Σ n².
+Requests are kept as sums and sums of products: the error of a ratio r = Σ a / Σ n over requests,
+se² = C / (C − 1) · Σ (a − r·n)² / (Σ n)², needs no more than Σ a², Σ a·n and Σ n².
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Runs configurations, interleaved, and writes what they took as records."""
+"""Runs configurations, interleaved, and writes their times as records."""

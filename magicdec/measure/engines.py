@@ -1,5 +1,5 @@
-"""The engines that a configuration is run on: ours, and those whose session another package brings
-(an entry point in the group `magicdec.sessions`)."""
+"""Engines that can run a configuration: ours, and those whose session another package registers (an
+entry point in the group `magicdec.sessions`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One rank's part of `magicdec run`: measures what a request's records file lacks, and writes the
-other outputs.
+"""One rank's part of `magicdec run`: measures the configurations that a request's records file
+lacks, and writes the other outputs.
 """
 
 from __future__ import annotations

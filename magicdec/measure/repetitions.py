@@ -1,4 +1,4 @@
-"""Repeats and interleaves the configurations of a session, ours or vLLM's, and turns what they gave
+"""Repeats and interleaves the configurations of a session, ours or vLLM's, and turns the results
 into records.
 
 A speedup is the ratio of throughputs of two runs side by side; a record holds the median over the

@@ -2,7 +2,7 @@
 from one prefill.
 
 All configurations start from the same snapshot of the target's KV cache and are interleaved,
-repetition by repetition, so that a drift of the machine meets them alike; a speedup is the ratio
+repetition by repetition, so a drift of the machine affects them alike; a speedup is the ratio
 within one repetition. Steady state: the clock stops at the end of the step in which the first
 sequence ends, autoregressive and speculative over the same contexts.
 """

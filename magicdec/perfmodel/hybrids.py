@@ -4,11 +4,11 @@ DeltaNet, Mamba).
     T_verify += s · (γ − 1) · (T_attention(γ + 1) − T_attention(1))
     T_step'   = T_step^(1 − w) · max(T_step, layers · t_layer)^w
 
-The first is attention whose kernel cannot split the context for several query tokens: public servers
-disagree whether each further drafted token reads the context again. The second is a step that no
-whole captured graph replays, whose layers the host launches one after the other; before 0.14 a
-mixture's with a trained head takes so much longer on several ranks. Neither is known well, so both
-carry an error that spans what was reported.
+The first is attention whose kernel cannot split the context for several query tokens: public
+servers disagree whether each further drafted token reads the context again. The second is a step
+that no whole captured graph replays, whose layers the host launches one after the other; before
+0.14 the step of a mixture of experts with a trained head takes that much longer on several ranks.
+Neither is known well, so both carry an error that spans the reports.
 """
 
 from __future__ import annotations

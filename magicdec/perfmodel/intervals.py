@@ -5,8 +5,8 @@ from them.
 
 The errors are taken as independent. Those of times are log-normal: 90 % of a time lies in time ·
 exp(± Z_90 · σ). Tokens per step stay between 1 and gamma + 1: what is accepted of gamma drafts
-moves on the logit (acceptance/uncertain.py). Both together make one distribution of a speedup
-(`Gains`), and whatever is said of it is a figure of that distribution: its expected value, which
+moves on the logit (acceptance/law.py, `tokens_at`). Both together make one distribution of a
+speedup (`Gains`), from which every statement about it follows: its expected value, which
 configurations are ranked by, its quantiles, and the probability that it is above 1.
 """
 

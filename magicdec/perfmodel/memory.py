@@ -1,9 +1,10 @@
-"""Each device's memory that a configuration takes, and the largest batch that fits.
+"""Memory that a configuration takes on each device, and the largest batch that fits.
 
     weights / tp + KV(context + generated) + draft weights / draft tp + draft KV(budget) + workspace
 
-Of a stage of a pipeline its share of the layers; of whole experts ceil(E / ranks) of E; of
-data-parallel groups the weights of all else, and the caches of the group's own sequences.
+A pipeline stage holds its share of the layers. With whole experts a rank holds ceil(E / ranks) of
+E. A rank of a data-parallel group holds all other weights, and the caches of the group's own
+sequences.
 
 The caches and the logits grow with the batch, so the need is affine in it and the largest batch
 follows in closed form. The parts are computed in footprint.py, the draft's in drafting/.

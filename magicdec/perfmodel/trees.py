@@ -1,4 +1,4 @@
-"""Tokens that a tree of drafts is accepted for, from the rates of a chain.
+"""Expected tokens of a tree of drafts, from the acceptance rates of a chain.
 
     E = 1 + Σ_j Π_{i≤j} A_i      A_1 = a_1 + (1 − a_1) · r(u)      A_j = f · (a_j + (1 − a_j) · r(u − 1))
     f = 1 − (1 − HELD_BY_TREE)^u         r(v) = 1 − (1 + min(v, top_k − 1))^−RANK      u = γ / num_steps

@@ -1,8 +1,8 @@
 """A plan's configuration predicted anew: on another engine (`for_engine`), or with one input moved
 (`sensitivity`).
 
-What is exported is what was priced: `for_engine` picks a candidate that the engine can run and
-predicts it anew there, with a gamma table of that draft alone.
+`for_engine` picks a candidate that the engine can run and predicts it anew there, with a gamma
+table of that draft alone, so an export is what was priced.
 
 elasticity   d ln S / d ln x, by a central difference of ± 10 %: 0.5 means 10 % more of x gives 5 %
 more speedup

@@ -1,7 +1,7 @@
 """The statements of a plan about a case, as one list that terminal, page, HTML, PDF and exports pick from.
 
-KINDS stands in the order of reading: the answer, what is not asked for but must be known, what the
-answer rests on, what was asked, where it would be another one, what to do next.
+KINDS is in the order of reading: the answer, warnings, what the answer rests on, what was asked,
+where the answer would change, and what to do next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""How far predictions of a kind were checked on measured servers, as a row carries it."""
+"""Evidence that a row carries: on how many measured servers predictions of its kind were checked,
+and how they fared."""
 
 from __future__ import annotations
 

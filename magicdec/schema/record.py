@@ -1,10 +1,10 @@
 """Result records: flat, versioned, one JSON object per line, append-only.
 
 Measured and predicted results share this schema; `source` says which a row is. A record is appended
-under a lock and flushed to disk, so that a crash loses at most the line being written, and two
-processes that append to one file lose nothing. What could only be written in part is taken back; a
-line that a power cut tore is set aside with a warning when read. A file that holds something, but
-no record, is somebody else's: it is refused, and stays as it is.
+under a lock and flushed to disk, so a crash loses at most the line being written, and two processes
+that append to one file lose nothing. A partly written line is taken back; one that a power cut tore
+is set aside with a warning when read. A file that holds something other than records belongs to
+somebody else, so it is refused and stays as it is.
 """
 
 from __future__ import annotations

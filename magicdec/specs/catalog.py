@@ -1,9 +1,9 @@
 """Named models that ship with the package, each with the Hugging Face configuration its publisher
 released or another model's of the same shape.
 
-A model argument is, in this order: a name of the catalog as people write it (model_names.py), a
-TOML file of our own schema, a `config.json` or the directory that holds it, or `owner/name` on the
-Hugging Face hub.
+A model argument is, in this order: a name of the catalog as people write it (names.py), a TOML file
+of our own schema, a `config.json` or the directory that holds it, or `owner/name` on the Hugging
+Face hub.
 """
 
 from __future__ import annotations

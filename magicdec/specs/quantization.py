@@ -1,8 +1,8 @@
 """How a checkpoint is published in fewer bits: the schemes of its matrices, and the matrices
 without one. No torch.
 
-hf_config.py reads it from a configuration; a plan counts its bytes; runtime/checkpoint.py reads the
-weights.
+hf_config.py reads the schemes from a configuration, a plan counts their bytes, and
+runtime/checkpoint.py reads the weights.
 """
 
 import re

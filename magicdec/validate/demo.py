@@ -1,11 +1,10 @@
 """The whole path on one machine: calibrate, plan, run, validate; what `magicdec demo` then reports.
 
 The demo asks the planner for the embedded model's best configuration at two workloads, one where
-the KV cache dominates and one where it does not, measures what was chosen (and other gammas and
-budgets, so that there is a curve to see), and checks that greedy speculative output equals the
-autoregressive one. There a first divergence is excused only where it is a near tie: where,
-recomputed in float64, the target's two best logits are less than NEAR_TIE apart, so that rounding
-alone decides between them. Both counts are reported.
+the KV cache dominates and one where it does not, measures the choice with other gammas and budgets,
+for a curve, and checks that greedy speculative output equals the autoregressive one. A first
+divergence is excused only at a near tie: recomputed in float64, the target's two best logits are
+less than NEAR_TIE apart, so rounding alone decides between them. Both counts are reported.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A declared grid of configurations: predicted from the calibration alone, then measured, then
 compared. No torch until something is measured.
 
-Predictions come from the same `plan` that users call. All configurations of a (batch, context) share
-one prefill and are measured in groups, each recorded when it is done. The speed of a shared machine
-changes within minutes, so before each group the reference kernels are timed again; its predictions
-are made for the machine as it is then, and written, each with its hash, before the group's first
-measurement starts. A run that was interrupted goes on where it
-stopped: what the records file holds already is not measured again.
+Predictions come from the same `plan` that users call. All configurations of a (batch, context)
+share one prefill and are measured in groups, each recorded when it is done. The speed of a shared
+machine changes within minutes, so before each group the reference kernels are timed again; its
+predictions are made for the machine as it is then, and written, each with its hash, before the
+group's first measurement starts. An interrupted run goes on where it stopped, since configurations
+that the records file holds are not measured again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads the tables that a user gives to a `validate` command: rows as structs, and one line for
-each row that cannot be used. Translates names of models, engines and number formats from the
-source's spelling to the catalog's."""
+each unusable row. Translates names of models, engines and number formats from the source's spelling
+to the catalog's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Acceptance of drafts: what is asked of it and its sorts (profile.py), the law that they have
-(law.py; fitted in fit.py), and profiles as files (files.py).
+"""Acceptance of drafts: the interface of a profile (profile.py), one class for each way to know it,
+their common law (law.py, fitted by fit.py), and profiles as files (files.py).
 """
 
 from magicdec.perfmodel.acceptance.files import (

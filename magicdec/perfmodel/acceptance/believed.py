@@ -3,14 +3,14 @@
 A profile takes the belief's mean by position, its growth with the context, and as its error the
 belief's width for a text, a run and a harness not seen so far.
 
-Of a mixture of texts, one draft for chat and code by shares of generated tokens: a sequence of a text
-that accepts less takes more steps for its tokens, so that of the sequences in a batch a share of
-s_k / E_k decodes text k, with E_k its tokens per step. Of such a batch
+One draft may serve a mixture of texts, such as chat and code, by shares s_k of the generated
+tokens. A sequence of a text that accepts less takes more steps for its tokens, so a share of s_k /
+E_k of the sequences in a batch decodes text k, where E_k is its tokens per step. For such a batch
 
     P(draft 1..i accepted) = Σ w_k · Π_{j <= i} c_kj,    w_k = (s_k / E_k) / Σ_l s_l / E_l
 
-and the tokens per step are 1 / Σ s_k / E_k: the time of a token is the texts' mean. What is believed
-of one draft on two texts is largely one belief, so that errors add up by their correlation.
+and the tokens per step are 1 / Σ s_k / E_k: the time of a token is the texts' mean. Beliefs about
+one draft on two texts are largely one belief, so their errors add up by their correlation.
 """
 
 from __future__ import annotations

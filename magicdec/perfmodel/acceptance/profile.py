@@ -1,4 +1,5 @@
-"""Questions about a draft's acceptance, the answers that a law with an error gives, and given rates.
+"""The interface of an acceptance profile, with the answers of a law with an error and of given
+rates.
 
 Each sort of knowledge is a class that answers these questions in its own way:
 

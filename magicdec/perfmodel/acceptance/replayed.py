@@ -1,8 +1,9 @@
 """A look-up as replayed on logged requests: tokens per step, drafts and their spread for every
 setting.
 
-A step without a draft verifies one token, so what a batch verifies is the sum of drafted + 1 over
-its sequences: the drafted tokens per step, of all steps, stand beside the tokens per step."""
+A step without a draft verifies one token, so a batch verifies the sum of drafted + 1 over its
+sequences. The profile therefore holds the drafted tokens per step, over all steps, next to the
+tokens per step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The questions that a step asks of its draft, with the answers of one that drafts nothing."""
+"""The interface of a draft to a step, answered for one that drafts nothing."""
 
 import math
 from dataclasses import replace

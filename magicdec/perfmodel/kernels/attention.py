@@ -6,7 +6,7 @@ heads and of latents.
 
 One block per (sequence, KV head), split over the context to fill the device where the kernel can. A
 block takes keys in at its own limited rate: below one wave, time does not depend on the batch.
-Latent attention is of many heads over one row of numbers per token: 2·batch·q·kv·heads·(latent +
+Latent attention has many heads over one row of numbers per token: 2·batch·q·kv·heads·(latent +
 value) FLOPs.
 """
 

@@ -3,7 +3,7 @@ it is fitted to.
 
 One file per family holds everything known of it. A constant is written once, as a field of its
 curve: the default is the generic value, `Free` says that a fit moves it. A work is a NamedTuple of
-what broadcasts.
+arrays that broadcast.
 
     time = overhead + || memory , compute ||_p          memory = bytes / bandwidth,  compute = FLOPs / rate
 

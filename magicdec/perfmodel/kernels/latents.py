@@ -1,5 +1,5 @@
-"""Multi-head latent attention, and a sparse one: an indexer scores every cached token, the best are
-chosen, attention reads those.
+"""Multi-head latent attention, full or sparse: an indexer scores every cached token, and attention
+reads the best.
 
 latents      2·batch·q·kv·heads·(latent + value) FLOPs; the latents read once
 scores       overhead + rows · t_row + ‖ keys / bandwidth , FLOPs / rate ‖_p

@@ -2,11 +2,11 @@
 
     TTFT = first token − sending                TPOT = (last − first token) / (output − 1)
 
-A load is too much for a system where, over the second half of the arrivals, at least OVERLOAD of
-them add to those that wait and the queue has grown: no percentile is stated then, since it would
-only say how long was simulated. Where the rate changes, each span between `edges_s` is judged so
-too: a peak in the middle is over by the second half. Percentiles of drawn traffic leave out the
-first WARM_UP of the requests."""
+A system is overloaded where, over the second half of the arrivals, at least OVERLOAD of them join
+those that wait and the queue has grown. No percentile is stated then, since it would only reflect
+how long was simulated. Where the rate changes, each span between `edges_s` is judged so too: a peak
+in the middle is over by the second half. Percentiles of drawn traffic leave out the first WARM_UP
+of the requests."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Layouts tried by simulation: the fewest replicas that keep a load's limits, and the highest rate
 that a number of them keeps.
 
-`costs` are all costs over the predicted ones. Costs twice as large are arrivals twice as fast and
-limits half as long, in time that runs half as fast, so simulations stay at the predicted ones.
+`costs` multiplies all predicted costs. Costs twice as large are arrivals twice as fast and limits
+half as long, in time that runs half as fast, so simulations stay at the predicted ones.
 
 Both searches start at the analytic answer and are bounded by it: a load of BEYOND times what
 Little's law gives is taken as too much without a simulation.

@@ -1,5 +1,5 @@
-"""Parts that the rows of every family are put together from: kinds of layers by index, attention,
-dense feed-forwards and experts, each read key by key."""
+"""Parts that families share in their rows: kinds of layers by index, attention, dense feed-forwards
+and experts, each read key by key."""
 
 from __future__ import annotations
 

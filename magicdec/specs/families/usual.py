@@ -1,5 +1,5 @@
-"""A configuration of an architecture that is not known, read by its fields where they follow the usual
-ones: as the known architecture that has the same parts.
+"""Reads the configuration of an unknown architecture by its fields, where they follow the usual
+ones, as the known architecture with the same parts.
 
 Parts decide time: attention's heads (or its latent), the windows of layers, dense layers and experts. What
 no field of the known one says (norms, scales, gates of a few numbers a token) is left out, and every key
