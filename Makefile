@@ -13,6 +13,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
+# Tests start commands by the hundred: each would compile the package anew where bytecode is not kept.
+unexport PYTHONDONTWRITEBYTECODE
 HAS_VLLM_CPU := $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m))
 
 .PHONY: setup demo test test-slow test-exhaustive mutants reach fuzz check docs atlas clean

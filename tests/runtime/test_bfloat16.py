@@ -118,7 +118,7 @@ def _tensors(model: Transformer) -> list[torch.Tensor]:
     return tensors
 
 
-@pytest.mark.parametrize("draft", [None, "streamingllm", "model"])
+@pytest.mark.parametrize("draft", [None, "model"])
 def test_sampled_tokens_follow_the_distribution_of_the_same_weights_in_float64(
     draft: str | None, toy_models: tuple[Transformer, Transformer]
 ) -> None:

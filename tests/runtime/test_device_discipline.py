@@ -111,7 +111,7 @@ def test_decoding_keeps_to_the_device(
     both(model, draft, gpu, temperature=temperature)
 
 
-@pytest.mark.parametrize("draft", ["streamingllm", "topk", "sparse-model", "model"])
+@pytest.mark.parametrize("draft", ["topk", "model"])
 def test_a_queue_and_changing_gammas_do_too(
     draft: str, model: Transformer, gpu: PretendGPU
 ) -> None:
@@ -127,8 +127,7 @@ def test_a_queue_and_changing_gammas_do_too(
     )  # its steps differ by how far it is behind, too
 
 
-@pytest.mark.parametrize("draft", [None, "snapkv", "model"])
-def test_rings_do_too(draft: str | None, gpu: PretendGPU) -> None:
+def test_rings_do_too(gpu: PretendGPU) -> None:
     """A layer of full attention and one of a window, which the prompts have long left."""
     spec = tiny_spec(
         model_type="qwen2",
@@ -141,7 +140,7 @@ def test_rings_do_too(draft: str | None, gpu: PretendGPU) -> None:
         Engine(model, batch_size=1, max_len=64, max_gamma=3, max_back=5).cache.ring(1)
         == 14
     )
-    both(model, draft, gpu)
+    both(model, "snapkv", gpu)
 
 
 def test_simulated_acceptance_does_too(model: Transformer, gpu: PretendGPU) -> None:
@@ -150,7 +149,7 @@ def test_simulated_acceptance_does_too(model: Transformer, gpu: PretendGPU) -> N
         "streamingllm",
         gpu,
         simulate_acceptance=[0.8, 0.5],
-        max_new_tokens=9,
+        max_new_tokens=5,
         queue=[[1, 2, 3]],
     )
 
@@ -161,37 +160,29 @@ def test_graphs_can_be_switched_off(model: Transformer, gpu: PretendGPU) -> None
     assert not gpu.captured
 
 
-@pytest.mark.parametrize(
-    ("draft", "temperature"), [("streamingllm", 0.0), ("snapkv", 1.0)]
-)
 def test_the_gpus_kernels_are_launched_on_its_tensors_alone(
-    draft: str, temperature: float, model: Transformer, triton_gpu: PretendGPU
+    model: Transformer, triton_gpu: PretendGPU
 ) -> None:
     """Interpreted; sums in another order choose other tokens now and then, so only that they run is checked."""
     with triton_gpu:
-        result = run(
-            model, draft, gpu=triton_gpu, temperature=temperature, max_new_tokens=3
-        )
-    assert [len(tokens) for tokens in result.tokens] == [3, 3]
+        result = run(model, "snapkv", gpu=triton_gpu, temperature=1.0, max_new_tokens=2)
+    assert [len(tokens) for tokens in result.tokens] == [2, 2]
     assert triton_gpu.captured
-    wanted = {"_split_kernel"} | (
-        {"_weigh_kernel", "_choose_kernel"} if temperature else set()
-    )
-    assert wanted < triton_gpu.launched
+    assert {"_split_kernel", "_weigh_kernel", "_choose_kernel"} < triton_gpu.launched
 
 
-@pytest.mark.parametrize("draft", [None, "streamingllm", "topk"])
+@pytest.mark.parametrize("draft", [None, "topk"])
 def test_the_host_waits_once_per_step(
     draft: str | None, model: Transformer, gpu: PretendGPU
 ) -> None:
     """Steps more are as many times more that it waits for the device."""
     counts = []
-    for max_steps in (3, 7):
+    for max_steps in (2, 4):
         with gpu:
             before = gpu.num_waits
             run(model, draft, gpu=gpu, max_new_tokens=30, max_steps=max_steps)
             counts.append(gpu.num_waits - before)
-    assert counts[1] - counts[0] == 4
+    assert counts[1] - counts[0] == 2
 
 
 FAULTS: dict[str, tuple[Callable[[Tensor], Any], type[AssertionError]]] = {

@@ -59,7 +59,7 @@ def greedily(tiny_model: Transformer) -> Callable[[int], Greedily]:
     def for_batch(batch_size: int) -> Greedily:
         engine = started(tiny_model, ragged_prompts(batch_size, 64), 200)
         snapshot = engine.snapshot()
-        limits = [20 + 19 * i for i in range(batch_size)]
+        limits = [12 + 6 * i for i in range(batch_size)]
         options = {"max_new_tokens": limits, "eos_token_ids": (7, 30)}
         alone = decode(engine, None, SamplingSpec(), DecodeOptions(**options))
         return engine, snapshot, options, alone.tokens
@@ -89,8 +89,8 @@ def test_greedy_speculation_equals_autoregressive(
     assert engine.num_active == 0
 
 
-NUM_LONG = 130
-"""Ten times a draft's budget of tokens."""
+NUM_LONG = 80
+"""Five times the largest budget of a draft."""
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +260,7 @@ def test_a_seed_repeats_a_run_and_another_does_not(tiny_model: Transformer) -> N
     assert outputs[0] != outputs[1]
 
 
-@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("bad", ["nan", "-inf"])
 def test_a_draft_that_is_not_a_number_costs_no_token(
     bad: str, tiny_model: Transformer
 ) -> None:
@@ -289,7 +289,7 @@ def test_a_draft_that_is_not_a_number_costs_no_token(
     )
 
 
-@pytest.mark.parametrize("temperature", [1e-20, 1e-38, 1e-45, 1e-300])
+@pytest.mark.parametrize("temperature", [1e-38, 1e-300])
 def test_the_lowest_temperatures_are_greedy(
     temperature: float, tiny_model: Transformer
 ) -> None:

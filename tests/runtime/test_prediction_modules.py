@@ -29,7 +29,7 @@ from tests.specs.test_oracle import their_model
 NAMES = (
     "deepseek_v3",
     "glm4_moe",
-    *(name + ATTENDING for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")),
+    *(name + ATTENDING for name in ("qwen3_next", "qwen3_5_text")),
 )
 GAMMA = 3
 DRAFT = SpeculationSpec(draft="mtp", draft_method="mtp", gamma=GAMMA)

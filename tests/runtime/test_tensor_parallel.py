@@ -112,7 +112,7 @@ def decode_queue(tp: TensorParallel) -> list[list[list[int]]]:
         drafter = build_drafter(draft, engine, None if draft.is_self else draft_model)
         options = DecodeOptions(
             gamma=3,
-            max_new_tokens=[7, 20, 9, 12],
+            max_new_tokens=[5, 9, 4, 6],
             queue=[[4, 5], [6] * 30],
             prefill_tokens=7,
             policy=TakesTurns(),
@@ -130,7 +130,7 @@ def decode_all(
 @pytest.mark.parametrize(
     ("tp_size", "every"),
     [
-        (2, 3),
+        (2, 5),
         pytest.param(2, 1, marks=pytest.mark.slow),
         pytest.param(4, 3, marks=pytest.mark.slow),
         pytest.param(4, 1, marks=pytest.mark.exhaustive),

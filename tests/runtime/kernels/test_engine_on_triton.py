@@ -84,7 +84,7 @@ def test_greedy_output_and_acceptance_are_the_references(
         drafter = build_drafter(
             DRAFTS[draft], engine, draft_model_for(DRAFTS[draft], engine.model)
         )
-        options = DecodeOptions(gamma=2, max_new_tokens=6)
+        options = DecodeOptions(gamma=2, max_new_tokens=4)
         results.append(decode(engine, drafter, SamplingSpec(), options))
     assert results[0].tokens == results[1].tokens
     assert np.array_equal(results[0].num_accepted, results[1].num_accepted)

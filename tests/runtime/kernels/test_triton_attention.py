@@ -40,7 +40,7 @@ CASES = {
         heads=6, kv_heads=6, head_dim=16, tokens=16, slots=100, sequences=2
     ),
     "two-tiles": Case(
-        heads=16, kv_heads=1, head_dim=16, tokens=16, slots=60, sequences=2
+        heads=16, kv_heads=1, head_dim=16, tokens=16, slots=40, sequences=1
     ),
     "group-of-3": Case(heads=6, kv_heads=2, head_dim=16, tokens=3, slots=90),
     "group-of-7": Case(heads=7, kv_heads=1, head_dim=16, tokens=4, slots=90),

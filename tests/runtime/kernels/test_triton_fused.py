@@ -279,7 +279,7 @@ def test_decoding_on_fused_kernels_gives_the_same_tokens(
             DRAFTS[draft], engine, draft_model_for(DRAFTS[draft], engine.model)
         )
         return decode(
-            engine, drafter, sampling, DecodeOptions(gamma=2, max_new_tokens=8)
+            engine, drafter, sampling, DecodeOptions(gamma=2, max_new_tokens=5)
         )
 
     result = run()
