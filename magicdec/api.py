@@ -145,15 +145,13 @@ def engines() -> list[str]:
 def simulate(
     *,
     replicas: int = 1,
-    policy: str = "by batch",
     seed: int = 0,
     **options: Any,
 ) -> SimulatedTimes:
     """Replicas under arrivals: `plan`'s options with a rate or requests; arrays of every request's
     times.
 
-    A draft that is named is run by `policy`: "fixed" (its best gamma), "by batch", or "by batch and
-    context".
+    A draft that is named takes its gamma from the plan's table, by batch.
 
     Raises:
         ConfigError: an option or combination that cannot be, or a draft whose acceptance is
@@ -168,7 +166,7 @@ def simulate(
         model = load_model_spec(model)
     from magicdec.perfmodel.rate.capacity import simulated
 
-    return simulated(request, model, replicas=replicas, policy=policy, seed=seed)
+    return simulated(request, model, replicas=replicas, seed=seed)
 
 
 class Records(list[Record]):

@@ -476,11 +476,6 @@ def _print_traffic(
     compared = list(filter(None, (traffic.autoregressive, traffic.speculative)))
     loads = {f"at {rate}/s, the fewest devices of each": compared}
     if every:
-        at_rate = []
-        for load in traffic.curves:
-            if load.rate_per_s == traffic.rate_per_s:
-                at_rate.append(load)
-        loads[f"the policies on {traffic.best.num_gpus} devices"] = at_rate
         loads["over rates"] = traffic.curves
     for title, rows in loads.items():
         _print_rows(console, title, rows, TRAFFIC_COLUMNS, of="p50/p95/p99")

@@ -56,16 +56,6 @@ class TableGamma(msgspec.Struct, frozen=True, kw_only=True):
             gammas=tuple((row[column],) for row in self.gammas),
         )
 
-    def is_one_at(self, contexts: tuple[float, float]) -> bool:
-        """Whether gamma is by batch alone between these contexts."""
-        low = nearest(self.context_lens, contexts[0])
-        high = nearest(self.context_lens, contexts[1])
-        for row in self.gammas:
-            between = set(row[low : high + 1])
-            if len(between) != 1:
-                return False
-        return True
-
     def bands(self, context_len: float, *, most: int | None = None) -> list[BatchBand]:
         """Ranges of the batch size that `choose` gives one gamma each at a context, without gaps
         from batch 1 to `most` (default: the table's last batch).

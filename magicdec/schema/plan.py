@@ -435,7 +435,7 @@ class TrafficLoad(msgspec.Struct, frozen=True, kw_only=True):
     gamma: Annotated[int, msgspec.Meta(ge=0)]
     """The best single gamma; `policy` says which are drafted."""
     policy: str
-    """"off", "gamma 3", "by batch" or "by batch and context" (the plan's table of gammas)."""
+    """"off", "gamma 3", or "by batch" (the plan's table of gammas)."""
     tp_size: Count
     pp_size: Count = 1
     dp_size: Count = 1

@@ -175,7 +175,7 @@ def test_the_drafts_simulated_at_each_tp_are_the_three_that_serve_most(
     ((8, 8, 8), (8, 4, 9), ["is 2.00 times as fast at 2 requests/s, and it stops paying below 4"]),
     ((None, None, None), (4, 4, 4), []),
 ])  # fmt: skip
-def test_a_note_says_up_to_which_rate_a_policy_pays(
+def test_a_note_says_up_to_which_rate_a_draft_pays(
     answer: Plan, alone: tuple[Any, ...], drafted: tuple[Any, ...], said: list[str]
 ) -> None:
     """Medians of whole requests at 1, 2 and 4 requests per second; None: overloaded."""
@@ -185,13 +185,13 @@ def test_a_note_says_up_to_which_rate_a_policy_pays(
             answer.traffic.curves[0], policy=policy, rate_per_s=rate, overloaded=p50 is None,
             request=None if p50 is None else Percentiles(mean=p50, p50=p50, p95=p50, p99=p50),
         )
-        for policy, medians in (("off", alone), ("by batch", drafted), ("2", drafted))
+        for policy, medians in (("off", alone), ("by batch", drafted))
         for rate, p50 in zip((1.0, 2.0, 4.0), medians, strict=True)
     ]  # fmt: skip
     notes = capacity._where_it_pays(curves)
-    assert [note.startswith("with gamma by batch, gamma 2: ") for note in notes] == [
-        True
-    ] * len(said)
+    assert [note.startswith("with gamma by batch: ") for note in notes] == [True] * len(
+        said
+    )
     assert all(note.endswith(end) for note, end in zip(notes, said, strict=True))
 
 

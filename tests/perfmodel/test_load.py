@@ -25,7 +25,6 @@ from magicdec.perfmodel.rate.simulate import simulate
 from magicdec.perfmodel.rate.trials import Trial, bisect, least
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms
-from magicdec.schema.gamma_table import TableGamma
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.speculation import SamplingSpec
 from magicdec.specs.workload import RequestShape, WorkloadSpec
@@ -291,17 +290,6 @@ def test_the_highest_rate_keeps_the_limits_and_a_higher_one_does_not(
     if highest > 0.0:
         assert trial.keeps(highest, replicas)
         assert not trial.keeps(highest * 1.02, replicas)
-
-
-def test_a_gamma_table_is_by_batch_alone_where_contexts_choose_nothing() -> None:
-    table = TableGamma(
-        batch_sizes=(1, 8),
-        context_lens=(100, 1000, 10_000),
-        gammas=((5, 5, 3), (2, 2, 2)),
-    )
-    assert table.is_one_at((100.0, 2000.0))
-    assert not table.is_one_at((100.0, 4000.0))
-    assert table.is_one_at((4000.0, 90_000.0))
 
 
 def test_no_more_replicas_are_tried_than_one_simulation_holds() -> None:

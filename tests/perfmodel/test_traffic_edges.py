@@ -19,7 +19,7 @@ from magicdec.api import request_of
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.plan.request import lengths_of
 from magicdec.perfmodel.rate import capacity, layouts, load
-from magicdec.perfmodel.rate.layouts import POLICIES, served_layouts
+from magicdec.perfmodel.rate.layouts import served_layouts
 from magicdec.perfmodel.rate.load import Load
 from magicdec.perfmodel.rate.replica import Replica
 from magicdec.perfmodel.rate.requests import alike, read_requests
@@ -224,9 +224,8 @@ def test_a_percentile_of_each_time_is_that_of_its_requests(count: int) -> None:
     assert capacity._percentiles(seconds[:0]) is None
 
 
-@pytest.mark.parametrize("policy", ["fixed", "by batch"])
-def test_a_load_is_simulated_with_the_draft_and_the_policy_that_are_named(
-    policy: str, monkeypatch: pytest.MonkeyPatch
+def test_a_load_is_simulated_with_the_draft_that_is_named(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On the largest tp size of the devices that are given, under no limits; without a draft, no
     policy is followed."""
@@ -234,15 +233,15 @@ def test_a_load_is_simulated_with_the_draft_and_the_policy_that_are_named(
     monkeypatch.setattr(load, "MAX_REQUESTS", 20)
     options = CHAT | {"tp": None, "hardware": "2xh100-sxm-80gb", "rate": 3.0}
     drafted = options | {"draft": "ngram", "acceptance_rate": 0.7, "p95_ttft_ms": 1e-3}
-    fast = capacity.simulated(request_of(**drafted), MODEL, policy=policy)
-    slow = capacity.simulated(request_of(**options), MODEL, policy=policy)
+    fast = capacity.simulated(request_of(**drafted), MODEL)
+    slow = capacity.simulated(request_of(**options), MODEL)
     assert fast.replicas[0].policy is not None
     assert slow.replicas[0].policy is None
     assert len(fast.replicas) == 1
     assert float(np.median(fast.tpot_s)) < float(np.median(slow.tpot_s))
     for gamma in (0, 1):
         asked = request_of(**drafted | {"gamma": gamma})
-        (replica,) = capacity.simulated(asked, MODEL, policy=policy).replicas
+        (replica,) = capacity.simulated(asked, MODEL).replicas
         assert (replica.policy is None) == (gamma == 0)
     single = options | {"hardware": "h100-sxm-80gb", "tp": 1}
     of_one = capacity.simulated(request_of(**single), MODEL)
@@ -443,39 +442,6 @@ def test_curves_are_of_each_layout_on_the_devices_of_the_best(
         for share in capacity.SHARES
     ]
     assert jobs == expected
-
-
-def policied(follows: str, is_one: bool) -> Any:
-    """A layout with its gammas; `is_one`: contexts choose nothing."""
-    return SimpleNamespace(
-        follows=follows,
-        policy=SimpleNamespace(is_one_at=lambda _: is_one),
-        with_policy=lambda name: policied(name, is_one),
-    )
-
-
-@pytest.mark.parametrize("is_one", [False, True])
-@pytest.mark.parametrize("follows", POLICIES)
-def test_other_policies_are_simulated_unless_they_are_one(
-    follows: str, is_one: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A table by batch and context in which contexts choose nothing has the outcomes of the one by batch."""
-    simulated = []
-    monkeypatch.setattr(
-        Trial, "at", lambda own, rate, replicas: simulated.append((own, rate, replicas))
-    )
-    own = Trial(load=load_of(rate=6.0), layout=policied(follows, is_one))
-    best = capacity.SizedLayout(trial=own, replicas=3)
-    others = capacity._other_policies(best)
-    assert [each.layout.follows for each in others] == [
-        name for name in POLICIES if name != follows
-    ]
-    trials = {each.layout.follows: each for each in [*others, own]}
-    by_batch, by_context = trials["by batch"], trials["by batch and context"]
-    if follows == "by batch and context":
-        return
-    assert (by_context.outcomes is by_batch.outcomes) == is_one
-    assert simulated == ([(by_batch, 6.0, 3)] if is_one else [])
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

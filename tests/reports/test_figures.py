@@ -268,7 +268,7 @@ def load(rate: float, policy: str, *, overloaded: bool = False) -> TrafficLoad:
 
 
 def traffic() -> Traffic:
-    policies = ("off", "by batch", "gamma 3", "by batch and context")
+    policies = ("off", "by batch")
     curves = [
         load(rate, policy, overloaded=rate > 5)
         for policy in policies

@@ -3,7 +3,7 @@
 A first answer is analytic (layouts.py). Layouts near the fewest devices are then simulated, with
 fewer and more replicas, and the simulation decides (trials.py). A draft is run by the plan's table
 of gammas by batch, or by one gamma where following a table costs its engine more than it gains
-(plan/tables.py); its other policies are simulated at the requested rate where it is best.
+(plan/tables.py).
 
 The chosen layout, and that without a draft, are simulated again where all costs are at the 5th and
 the 95th percentile of the time per token's distribution: the intervals of the rate that their
@@ -25,13 +25,13 @@ from joblib import Parallel, delayed
 from joblib.parallel import get_active_backend
 
 from magicdec.counts import Z_90, Array
-from magicdec.errors import CapacityError, ConfigError, unknown_choice
+from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.intervals import interval, step_errors, tokens_error
 from magicdec.perfmodel.plan.choice import ArrivalsObjective, arrivals_objective
 from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.explain import LEAST_LOSS, hits_lost, keeping_last_unit
 from magicdec.perfmodel.plan.request import Case, PlanRequest
-from magicdec.perfmodel.rate.layouts import POLICIES, ServedLayout, served_layouts
+from magicdec.perfmodel.rate.layouts import ServedLayout, served_layouts
 from magicdec.perfmodel.rate.load import LATENCY_LIMITS, Load
 from magicdec.perfmodel.rate.simulate import SimulatedTimes
 from magicdec.perfmodel.rate.trials import RATIO, Trial
@@ -158,17 +158,13 @@ def simulated(
     model: ModelSpec,
     *,
     replicas: int = 1,
-    policy: str = "by batch",
     seed: int = 0,
 ) -> SimulatedTimes:
-    """So many replicas at the tp size given (default: the node's), with the draft that is named, or
-    without one.
+    """So many replicas at the tp size given (default: the node's), with the draft that is named, its
+    gamma by batch, or without one.
 
-    Raises ConfigError for a draft whose acceptance is unknown, or a policy that is none of
-    POLICIES.
+    Raises ConfigError for a draft whose acceptance is unknown.
     """
-    if policy not in POLICIES:
-        raise unknown_choice("policy", policy, POLICIES)
     is_drafted = (
         request.names_a_draft and request.draft != "none" and request.gamma != 0
     )
@@ -184,7 +180,7 @@ def simulated(
         )
     layout = able[-1]
     if is_drafted:
-        layout = layout.with_policy(policy)
+        layout = dataclasses.replace(layout, follows="by batch")
     return Trial(load=load, layout=layout).at(load.rate, replicas, seed=seed)
 
 
@@ -539,60 +535,27 @@ def _p95(seconds: Array) -> float:
 def _curves(
     kept: list[SizedLayout], best: SizedLayout, progress: Progress
 ) -> list[TrafficLoad]:
-    """Each layout over rates, and the best one's other policies at the requested rate, on the same
-    number of devices.
-    """
+    """Each layout over rates, on the same number of devices."""
     load = best.trial.load
     jobs = []
     for answer in kept:
         replicas = max(best.num_gpus // answer.layout.row.num_gpus, 1)
         jobs += [(answer.trial, replicas, share * load.rate) for share in SHARES]
-    if best.layout.option is not None:
-        jobs += [(trial, best.replicas, load.rate) for trial in _other_policies(best)]
     return _in_parallel(_point, jobs, progress, "simulating rates")
 
 
-def _other_policies(best: SizedLayout) -> list[Trial]:
-    """The policies beside the best one's; the table by batch and context has what by batch was
-    simulated, where contexts choose nothing.
-    """
-    load = best.trial.load
-    trials = {best.layout.follows: best.trial}
-    for name in POLICIES:
-        if name not in trials:
-            layout = best.layout.with_policy(name)
-            trials[name] = Trial(load=load, layout=layout)
-    by_context = trials["by batch and context"]
-    assert by_context.layout.policy is not None
-    if by_context.layout.policy.is_one_at(load.requests(load.rate).lengths):
-        by_batch = trials["by batch"]
-        by_batch.at(load.rate, best.replicas)  # here: processes do not share outcomes
-        trials["by batch and context"] = dataclasses.replace(
-            by_context, outcomes=by_batch.outcomes
-        )
-    return [trials[name] for name in POLICIES if name != best.layout.follows]
-
-
 def _where_it_pays(curves: list[TrafficLoad]) -> list[str]:
-    """The rates up to which each policy makes the median request faster than decoding without a
-    draft on the same devices."""
-    alone = {}
-    drafted: dict[str, list[TrafficLoad]] = {}
-    for load in curves:
-        if load.is_speculative:
-            drafted.setdefault(load.policy, []).append(load)
-        else:
-            alone[load.rate_per_s] = load
-    policies: dict[str, list[str]] = {}
-    for policy, curve in drafted.items():
-        gains = _gains(curve, alone)
-        if not gains or len(curve) < 2:
-            continue
-        name = policy
-        if not policy.startswith("gamma"):
-            name = f"gamma {policy}"
-        policies.setdefault(_paying(gains), []).append(name)
-    return [f"with {', '.join(names)}: {paying}" for paying, names in policies.items()]
+    """The rates up to which the draft makes the median request faster than decoding without one on
+    the same devices."""
+    alone = {load.rate_per_s: load for load in curves if not load.is_speculative}
+    drafted = [load for load in curves if load.is_speculative]
+    gains = _gains(drafted, alone)
+    if not gains:
+        return []
+    name = drafted[0].policy
+    if not name.startswith("gamma"):
+        name = f"gamma {name}"
+    return [f"with {name}: {_paying(gains)}"]
 
 
 def _gains(

@@ -37,7 +37,6 @@ from magicdec.specs.model import ModelSpec
 
 MOST_DRAFTS = 3
 """Drafts that are simulated at each tp size, by the analytic answer's order."""
-POLICIES = ("fixed", "by batch", "by batch and context")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ class ServedLayout:
     row: Candidate
     """The row with the highest rate within the limits."""
     follows: str = "off"
-    """How gamma is chosen: one of POLICIES; off without a draft."""
+    """How gamma is chosen: "fixed", or "by batch" from the plan's table; "off" without a draft."""
 
     @property
     def rate(self) -> float:
@@ -71,12 +70,6 @@ class ServedLayout:
             budget=self.row.draft_budget,
         )
 
-    def with_policy(self, name: str) -> ServedLayout:
-        """The layout with its gamma fixed, or from the plan's table by batch, or by batch and
-        context.
-        """
-        return dataclasses.replace(self, follows=name)
-
     @property
     def policy_name(self) -> str:
         if self.follows == "fixed":
@@ -87,12 +80,11 @@ class ServedLayout:
         """The layout with its gamma by batch where that is worth what the engine takes for it,
         else fixed.
         """
+        follows = "by batch"
         cost, _, _ = self.case.engine.table_costs(self.row.draft)
-        if not cost:
-            return self.with_policy("by batch")
-        if follows_table(self.case, self._table, self.row):
-            return self.with_policy("by batch")
-        return self.with_policy("fixed")
+        if cost and not follows_table(self.case, self._table, self.row):
+            follows = "fixed"
+        return dataclasses.replace(self, follows=follows)
 
     @cached_property
     def _table(self) -> GammaTable:
@@ -110,9 +102,7 @@ class ServedLayout:
             return TableGamma(
                 batch_sizes=(1,), context_lens=(1,), gammas=((self.row.gamma,),)
             )
-        if self.follows == "by batch":
-            return self._table.policy.at_context(self.row.context_len)
-        return self._table.policy
+        return self._table.policy.at_context(self.row.context_len)
 
 
 def served_layouts(

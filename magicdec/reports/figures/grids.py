@@ -473,12 +473,9 @@ def latency_by_rate(data: ReportData) -> Chart | None:
         return None
     traffic = data.plan.traffic
     chart = Chart("traffic", height=4.6, rows=2, sharex=True)
-    policies = ("off", traffic.best.policy, "by batch")
     series = []
     for name, loads in groupby(traffic.curves, key=load_name):
-        curve = list(loads)
-        if curve[0].policy in policies:
-            series.append((name, curve))
+        series.append((name, list(loads)))
     request = data.plan.request
     upper, lower = chart.axes
     _percentile_panel(chart, upper, "ttft", series, request.ttft_p95_s)
