@@ -214,13 +214,6 @@ def _token_ids(document: Any, companions: Companions) -> list[LoggedRow]:
     return rows
 
 
-def _rows_of_ids(document: Any, companions: Companions) -> list[LoggedRow]:
-    rows = []
-    for entry in document["rows"]:
-        rows += _token_ids(entry, companions)
-    return rows
-
-
 # ---------------------------------------------------------------- OpenAI
 
 
@@ -545,11 +538,6 @@ def _utc(moment: datetime.datetime) -> datetime.datetime:
 
 FORMATS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], Reader], ...] = (
     ("token ids", _is_token_ids, _token_ids),
-    (
-        "token ids",
-        lambda document: _is_token_ids(_first_object(document.get("rows"))),
-        _rows_of_ids,
-    ),
     (
         "vllm bench serve",
         lambda document: "input_lens" in document and "output_lens" in document,

@@ -36,7 +36,6 @@ USAGE = {
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "token ids": {"prompt": LONG, "output": LONG, "timestamp": 1.5},
     "vLLM's outputs": {"prompt_token_ids": LONG, "outputs": [{"token_ids": LONG}]},
-    "rows": {"rows": [{"prompt": LONG, "output": LONG}]},
     "OpenAI": {
         "messages": CHAT,
         "choices": [{"message": {"content": "b"}, "finish_reason": "stop"}],

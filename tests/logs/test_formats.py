@@ -50,11 +50,6 @@ CASES: dict[str, tuple[str, dict[str, Any], list[LoggedRow]]] = {
         {"id": "7", "prompt_token_ids": [1], "generated_token_ids": [2, 3], "acc_ngram": {"acc_len": [1, 1]}},
         [LoggedRow(prompt=[1], output=[2, 3])],
     ),
-    "replay file": (
-        "token ids",
-        {"counters": {}, "rows": [{"prompt": [1], "output": [2, 3]}, {"prompt": [4], "output": [5]}]},
-        [LoggedRow(prompt=[1], output=[2, 3]), LoggedRow(prompt=[4], output=[5])],
-    ),
     "OpenAI chat": (
         "OpenAI",
         {

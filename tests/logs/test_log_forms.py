@@ -108,9 +108,6 @@ def test_a_lists_form_is_told_by_its_first_entry(other: Any) -> None:
     first = {"text": "blue"}
     assert format_of({"prompt": "p", "choices": [first, other]}) == "OpenAI"
     assert format_of({"prompt": "p", "choices": [other, first]}) is None
-    ids = {"prompt": [1], "output": [2]}
-    assert format_of({"rows": [ids, other]}) == "token ids"
-    assert format_of({"rows": [other, ids]}) is None
 
 
 @given(roles=st.lists(st.sampled_from(["user", "assistant", "system"]), min_size=1, max_size=5))  # fmt: skip
