@@ -11,7 +11,6 @@ import signal
 import sys
 import warnings
 from importlib import import_module
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
@@ -91,11 +90,8 @@ function and the EPILOG of its help.
 """
 COMMAND_GROUPS = ("validate", "records")
 """Modules in commands/ of commands that have commands of their own."""
-TAKE_DEFAULTS = ("plan", "sensitivity", "explore")
 RUN_MODELS = ("run", "calibrate", "profile-acceptance", "demo", *COMMAND_GROUPS)
 """Commands that compute, or start what computes: these keep the threads that were set up for it."""
-DEFAULT_OPTIONS = ("model", "hardware", "engine")
-"""Options of these commands that a file of the user's may set."""
 
 
 def register_commands(*names: str) -> None:
@@ -168,10 +164,7 @@ def _run() -> object:
         register_commands(command)
     else:
         register_commands()
-    defaults = {}
-    if command in TAKE_DEFAULTS:
-        defaults = {command: _defaults()}
-    code = app(prog_name="magicdec", standalone_mode=False, default_map=defaults)
+    code = app(prog_name="magicdec", standalone_mode=False)
     sys.stdout.flush()
     return code
 
@@ -209,27 +202,6 @@ def _fail_for_output(error: OSError) -> None:
     if error.errno == errno.EPIPE:  # the reader has closed the pipe
         sys.exit(1)
     _fail(f"cannot write the output: {error.strerror}")
-
-
-def _defaults() -> dict[str, str]:
-    """The user's defaults of options: of magicdec.toml here, else of config.toml in the user's
-    configuration. Raises ConfigError."""
-    settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    for path in (Path("magicdec.toml"), settings / "magicdec" / "config.toml"):
-        if not os.path.isfile(path):  # False too where it may not be looked at
-            continue
-        from magicdec.files import read_toml
-
-        found = read_toml(path)
-        for name, value in found.items():
-            if name not in DEFAULT_OPTIONS:
-                raise unknown_choice(f"default in {path}", name, DEFAULT_OPTIONS)
-            if not isinstance(value, str):
-                raise ConfigError(
-                    f"{path}: {name} must be a name in quotes, not {value!r}"
-                )
-        return found
-    return {}
 
 
 def _one_line(message: Warning | str, *_: object, **__: object) -> str:

@@ -91,7 +91,7 @@ def asks(form: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
 
 
 def stated(invocation: typer.Context) -> frozenset[str]:
-    """The options that the command line, or the user's defaults, state."""
+    """The options that the command line states."""
     names = set()
     for name in invocation.params:
         source = invocation.get_parameter_source(name)

@@ -137,28 +137,6 @@ def test_a_group_alone_shows_its_whole_help(
     assert len(done.stdout.splitlines()) > 8
 
 
-def test_defaults_come_from_the_users_file(
-    program: Program,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    line_of: Callable[..., str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    (tmp_path / "magicdec").mkdir()
-    (tmp_path / "magicdec" / "config.toml").write_text(
-        'model = "qwen3-8b"\nhardware = "h100-sxm-80gb"\n'
-    )
-    of_the_file = program("plan").stdout
-    assert "on 8 x H100 SXM 80 GB" in of_the_file
-    assert "\nqwen3-8b (tp 8), " in of_the_file
-    assert "on 8 x A100 SXM 80 GB" in program("plan", "--hardware", "a100").stdout
-    (tmp_path / "magicdec.toml").write_text('hardwear = "h100-sxm-80gb"\n')
-    assert line_of("plan").startswith(
-        "unknown default in magicdec.toml 'hardwear': did you mean hardware?"
-    )
-
-
 def test_what_was_measured_is_named_for_the_next_command(tmp_path: Path) -> None:
     """The line that `profile-acceptance` ends with names files that are there."""
     profile, measured = (
