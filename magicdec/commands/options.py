@@ -215,7 +215,7 @@ SECTIONS = {
     "Logged requests": "logs outputs tokenizer gammas lookup_min lookup_max max_model_len jobs",
     "Measurement": "plan repetitions run_to_end cuda_graphs quick clock",
     "A server": "server results concurrency prompt_len output_len rounds dry_run target",
-    "Output": "record records output output_format why every quiet resume save_output stream help",
+    "Output": "record records output output_format why every quiet resume save_output help",
 }
 """Options of the long commands by their headings in --help."""
 

@@ -148,9 +148,6 @@ class RunOptions:
     save_output: Annotated[
         Path | None, option("Write prompts and generated text as JSON lines.")
     ] = None
-    stream: Annotated[
-        bool, option("At the end, show one sequence's text.", "--stream")
-    ] = False
     quiet: options.Quiet = False
     output_format: options.Format = OutputFormat.TABLE
 
@@ -175,10 +172,6 @@ def run_command(asked: RunOptions) -> None:
         runs = [replace(asked, **settings) for settings in planned]
     requests = _merge([_request(run, gamma_table) for run in runs])
     require(
-        not asked.stream or asked.prompts not in ("random", "noise"),
-        f"--stream shows text, and --prompts {asked.prompts} has none",
-    )
-    require(
         not asked.resume or asked.records is not None,
         "--resume goes on with a records file; give --records too",
     )
@@ -188,13 +181,12 @@ def run_command(asked: RunOptions) -> None:
         records=asked.records,
         resume=asked.resume,
         save_output=asked.save_output,
-        stream=asked.stream,
         quiet=asked.quiet,
     )
     outputs.check(plan=asked.plan, prompts=Path(asked.prompts))
     require(
-        asked.engine == "ours" or not outputs.wants_decoding,
-        "--save-output and --stream need --engine ours",
+        asked.engine == "ours" or asked.save_output is None,
+        "--save-output needs --engine ours",
     )
     results = _run(requests, outputs)
     if results is None:

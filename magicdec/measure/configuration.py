@@ -141,13 +141,7 @@ class Outputs:
     records: Path | None = None
     resume: bool = False
     save_output: Path | None = None
-    stream: bool = False
     quiet: bool = False
-
-    @property
-    def wants_decoding(self) -> bool:
-        """Whether the run decodes anything besides the measured configurations."""
-        return self.save_output is not None or self.stream
 
     def check(self, **read: Path | None) -> None:
         """Refuses, before the work, files that cannot be written or hold something of others, and

@@ -5,7 +5,6 @@ lacks, and writes the other outputs.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,9 +12,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 from magicdec.files import write_atomic
 from magicdec.measure.configuration import (
@@ -49,8 +46,6 @@ BeforeGroup = Callable[[Sequence[SpeculationSpec]], object]
 GROUP_SIZE = 10
 """Configurations that are interleaved with each other, and recorded together: the more, the farther
 apart in time are the repetitions of one; the fewer, the less is lost when a run is cut off."""
-INCOMPLETE = "\ufffd"
-"""A tokenizer's text for the first bytes of a character whose other bytes are still to come."""
 
 
 def measure_request(
@@ -77,7 +72,7 @@ def measure_request(
             bandwidth_bytes_per_s=bandwidth_bytes_per_s,
             references=references,
             tp=tp,
-            outputs=outputs,
+            save_output=outputs.save_output,
             progress=show,
         )
 
@@ -90,15 +85,15 @@ def benchmark(
     bandwidth_bytes_per_s: float | None = None,
     references: ReferenceKernels | None = None,
     tp: TensorParallel = SINGLE,
-    outputs: Outputs | None = None,
+    save_output: Path | None = None,
     before_group: BeforeGroup = lambda _: None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Record]:
     """Measures a request and appends each configuration's record as soon as it is complete.
 
     With `resume`, configurations that the records file holds already, from as many repetitions at
-    least, are taken from it; when it holds all of them nothing is loaded, but for what `outputs`
-    wants decoded besides: the request's last configuration. Of several ranks, the first reads and
+    least, are taken from it; when it holds all of them nothing is loaded, but for `save_output`:
+    the text of the request's last configuration. Of several ranks, the first reads and
     writes the file for all. vLLM has a process of its own. `before_group`: called with the
     configurations that are measured next, interleaved, when all of them are warm (our runtime).
     """
@@ -116,18 +111,16 @@ def benchmark(
     lacking = _lacking(request, keys, known, tp)
     begun = _begun(request, keys, rows, tp)
     todo = tuple(filter(lacking.__contains__, request.speculations))
-    if outputs is not None and not outputs.wants_decoding:
-        outputs = None
     if request.engine == "vllm" and lacking:
         progress(f"vLLM: batch {request.batch_size}, context {request.context_len}")
         remaining = replace(request, speculations=todo)
         measured = in_own_process(_measure_in_vllm, remaining, known, records, begun)
         known = measured | known
-    elif lacking or outputs is not None:
+    elif lacking or save_output is not None:
         loaded = todo
         last = request.speculations[-1:]
         # its text is wanted, whether or not its record is there
-        if outputs is not None and not set(last) <= set(todo):
+        if save_output is not None and not set(last) <= set(todo):
             loaded = todo + last
         session = BenchmarkSession(
             replace(request, speculations=loaded), tp=tp, progress=progress
@@ -144,9 +137,8 @@ def benchmark(
                 before_group=before_group,
                 progress=progress,
             )
-        if outputs is not None:
-            stream = _stream(session, wanted=outputs.stream)
-            write_outputs(session, outputs.save_output, stream=stream)
+        if save_output is not None:
+            write_outputs(session, save_output)
     return [known[key] for key in keys if key in known]
 
 
@@ -255,26 +247,18 @@ def configuration_key(request: BenchmarkRequest, speculation: SpeculationSpec) -
     return Record(source="measured", **configuration_fields(request, speculation)).key
 
 
-def write_outputs(
-    session: BenchmarkSession, path: Path | None, *, stream: TextStream | None = None
-) -> None:
+def write_outputs(session: BenchmarkSession, path: Path) -> None:
     """Decodes once more to the end, and writes each sequence's prompt and generated tokens and text
-    as JSON lines.
+    as JSON lines. Of several ranks, all decode and the first writes.
 
-    `stream` shows the text of one sequence as it comes. Of several ranks, all decode and the first
-    writes.
     Raises StorageError when the file cannot be written.
     """
     request = session.request
     speculation = AUTOREGRESSIVE
     if request.speculations:
         speculation = request.speculations[-1]
-    result = session.run(
-        speculation, seed=request.sampling.seed, run_to_end=True, on_step=stream
-    )
-    if stream is not None:
-        stream.end()
-    if path is None or session.model.tp.rank > 0:
+    result = session.run(speculation, seed=request.sampling.seed, run_to_end=True)
+    if session.model.tp.rank > 0:
         return
     lines = []
     for prompt, tokens in zip(session.prompts, result.tokens, strict=True):
@@ -284,47 +268,3 @@ def write_outputs(
             row["generated"] = session.tokenizer.decode(tokens)
         lines.append(json.dumps(row) + "\n")
     write_atomic(path, "".join(lines))
-
-
-def _stream(session: BenchmarkSession, *, wanted: bool) -> TextStream | None:
-    """The first sequence's text on stderr, where results do not go."""
-    if not wanted or session.model.tp.rank > 0 or session.tokenizer is None:
-        return None
-
-    def write(text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-
-    return TextStream(session.tokenizer, write)
-
-
-class TextStream:
-    """Receives every step's tokens and writes one sequence's new text."""
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        write: Callable[[str], object],
-        *,
-        sequence: int = 0,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._write = write
-        self._sequence = sequence
-        self._ids: list[int] = []
-        self._shown = ""
-
-    def __call__(self, sequences: np.ndarray, tokens: list[list[int]]) -> None:
-        for sequence, new in zip(sequences.tolist(), tokens, strict=True):
-            if sequence != self._sequence:
-                continue
-            self._ids += new
-            text = self._tokenizer.decode(self._ids)
-            if not text.endswith(INCOMPLETE):
-                self._write(text[len(self._shown) :])
-                self._shown = text
-
-    def end(self) -> None:
-        """Writes what was held back, and ends the line."""
-        text = self._tokenizer.decode(self._ids)
-        self._write(text[len(self._shown) :] + "\n")

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 
 from magicdec.measure.configuration import NOISE, BenchmarkRequest, check_request
@@ -223,7 +222,6 @@ class BenchmarkSession:
         sampling: SamplingSpec | None = None,
         fences: bool | None = None,
         run_to_end: bool | None = None,
-        on_step: Callable[[np.ndarray, list[list[int]]], None] | None = None,
     ) -> DecodeResult:
         """Decodes from the prefill's snapshot. A queue's prompts overwrite it: after such a run it
         is made again.
@@ -264,7 +262,6 @@ class BenchmarkSession:
             stop_when_first_ends=not run_to_end,
             queue=queue,
             policy=request.gamma_table,
-            on_step=on_step,
             cuda_graphs=request.cuda_graphs,
         )
         return decode(self.engine, drafter, sampling, options)

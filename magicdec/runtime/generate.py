@@ -14,7 +14,7 @@ Shape suffixes: B sequences, T tokens, V vocabulary of this shard.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import NamedTuple
@@ -51,7 +51,6 @@ class DecodeOptions:
     simulate_acceptance: conditional acceptance rates by position that replace the verdict; the last
         one holds for all further positions.
     stop_when_first_ends: end with the first sequence, so that the whole run is steady state.
-    on_step: called after each step with (sequence ids, their newly emitted tokens).
     queue: prompts that take the place of sequences that end, numbered on from the batch's;
         max_new_tokens and the result's tokens cover them too.
     prefill_tokens: tokens of queued prompts that one pass takes between two steps, while the other
@@ -67,7 +66,6 @@ class DecodeOptions:
     simulate_acceptance: Sequence[float] | None = None
     stop_when_first_ends: bool = False
     max_steps: int | None = None
-    on_step: Callable[[np.ndarray, list[list[int]]], None] | None = None
     queue: Sequence[Sequence[int]] = ()
     prefill_tokens: int = PREFILL_TOKENS
     policy: TableGamma | None = None
@@ -552,11 +550,6 @@ class Batch:
             num_kept = np.where(has_eos, is_eos.argmax(axis=1) + 1, num_kept)
             is_ended |= has_eos
         self._counts[sequences] = counts + num_kept
-        if self._options.on_step is not None:
-            kept = []
-            for tokens, count in zip(emitted, num_kept, strict=True):
-                kept.append(tokens[:count].tolist())
-            self._options.on_step(sequences, kept)
         return is_ended
 
     def _retire(self, slots: np.ndarray) -> None:

@@ -404,7 +404,7 @@ def test_hundreds_of_tokens_after_prompts_of_mixed_lengths(
 def test_a_queue_is_recorded_and_changes_no_token(
     tmp_path: Path, program: Program
 ) -> None:
-    """Greedy, with 5 prompts through 2 slots: the tokens are those of a batch of 5; the text of one is streamed."""
+    """Greedy, with 5 prompts through 2 slots: the tokens are those of a batch of 5."""
     options = (
         "--context-spread",
         "0.3",
@@ -416,14 +416,12 @@ def test_a_queue_is_recorded_and_changes_no_token(
         "0",
     )
     queued, whole = tmp_path / "queued.jsonl", tmp_path / "whole.jsonl"
-    extra = ("--queue", "5", "--stream", "--save-output", str(queued))
+    extra = ("--queue", "5", "--save-output", str(queued))
     done = program("run", *SMALL, *options, *extra)
     alone, drafted = rows_of(done)
     assert (alone["num_prompts"], drafted["num_prompts"]) == (5, 5)
     assert 0 < drafted["refilled_tokens_per_s"] < drafted["tokens_per_s"]
     assert drafted["speedup_refilled"] > 0
-    first = json.loads(queued.read_text().splitlines()[0])
-    assert done.stderr.strip() == first["generated"].strip()
     rows_of(
         program("run", *SMALL, *options, "--batch", "5", "--save-output", str(whole))
     )

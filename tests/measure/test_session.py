@@ -20,7 +20,6 @@ from magicdec.measure.configuration import (
     configuration_fields,
 )
 from magicdec.measure.rank import (
-    TextStream,
     benchmark,
     configuration_key,
     known_records,
@@ -29,9 +28,9 @@ from magicdec.measure.rank import (
 )
 from magicdec.measure.session import BenchmarkSession
 from magicdec.runtime.distributed import SINGLE
-from magicdec.runtime.prompts import generation_eos_token_ids, load_tokenizer
+from magicdec.runtime.prompts import generation_eos_token_ids
 from magicdec.schema.record import UNFINISHED, Record, append_record, read_records
-from magicdec.specs.catalog import EMBEDDED_DIRECTORY, load_model_spec
+from magicdec.specs.catalog import EMBEDDED_DIRECTORY
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.validate.demo import check_greedy, first_divergence, top_two_gap
 
@@ -277,20 +276,3 @@ def test_saved_output_is_prompt_and_text(tmp_path: Path) -> None:
     )
     with pytest.raises(StorageError, match="cannot write"):
         write_outputs(session, Path("/dev/null/out.jsonl"))
-
-
-def test_streamed_pieces_make_up_the_text_of_one_sequence() -> None:
-    """No character is torn, token by token, and the other sequence's tokens are not shown."""
-    tokenizer = load_tokenizer(
-        EMBEDDED_DIRECTORY, vocab_size=load_model_spec("embedded").vocab_size
-    )
-    text = "def größe(x):  # 山 → 🙂 'ok'\n    return x\n"
-    ids = tokenizer.encode(text).ids
-    pieces: list[str] = []
-    stream = TextStream(tokenizer, pieces.append, sequence=1)
-    for token in ids:
-        stream(np.array([0, 1]), [[5, 6], [token]])
-    stream.end()
-    assert "".join(pieces) == text + "\n"
-    assert not any("\ufffd" in piece for piece in pieces)
-    assert len(pieces) > 10
