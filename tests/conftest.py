@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -11,11 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer.main
 
+from magicdec.measure import environment
 from tests.processes import Done, Program
 
 # Looking for cycles at every seven hundred objects takes a sixth of the time of tests that plan.
 gc.set_threshold(10_000)
+# Reading a command's options from its annotations takes as long as a small plan, at every call of every command.
+typer.main.get_command_from_info = functools.cache(typer.main.get_command_from_info)
+# A run times the machine's memory before, between and after: with arrays that no cache holds it takes a second.
+environment.REFERENCE_BYTES = 8 * 2**20
 # Threads that spin while they wait take the time of those that they wait for, where others use the machine too.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Workers share the cores: operations on tiny tensors wait longer for a second thread than they run.
@@ -38,7 +45,7 @@ else:
     # how quickly inputs are made measures the machine, not the code
     settings.register_profile(
         "steady",
-        max_examples=25,
+        max_examples=15,
         derandomize=True,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],

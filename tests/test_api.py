@@ -25,8 +25,11 @@ RECORDS = Path(__file__).resolve().parents[1] / "results" / "demo-2-cores.jsonl"
 
 def test_plan_answers_as_the_command_does(program: Program) -> None:
     asked = ("--batch", "8,64", "--context", "4k,32k", "--tpot-ms", "80")
+    asked += ("--draft", "eagle3")
     printed = program("plan", *asked, "--format", "json")
-    plan = magicdec.plan(batch=[8, 64], context=["4k", 32768], tpot_ms=80)
+    plan = magicdec.plan(
+        batch=[8, 64], context=["4k", 32768], tpot_ms=80, draft="eagle3"
+    )
     assert_same(json.loads(plan.to_json()), json.loads(printed.stdout))
 
 
@@ -106,7 +109,7 @@ def test_the_interface_is_listed_explained_and_short(tmp_path: Path) -> None:
         f"{name}: {asked.help}" in (magicdec.plan.__doc__ or "")
         for name, asked in request_options().items()
     )
-    plan = magicdec.plan(batch=64, context=[4096, 32768], plugin=True)
+    plan = magicdec.plan(batch=64, context=[16384, 32768], draft_method="streamingllm")
     assert repr(plan).count("\n") == 2
     assert f"{plan.other_cases[0].best.speedup:.2f}x" in repr(plan)
     (tmp_path / "plan.json").write_text(plan.to_json())
@@ -121,7 +124,7 @@ def test_the_interface_is_listed_explained_and_short(tmp_path: Path) -> None:
     assert "llama-3.1-8b" in magicdec.models()
     assert "h100-sxm-80gb" in magicdec.hardware()
     assert "vllm" in magicdec.engines()
-    assert magicdec.sensitivity(batch=64, context=32768).measure_next
+    assert magicdec.sensitivity(batch=64, context=32768, draft="eagle3").measure_next
 
 
 @pytest.mark.parametrize("question", [plan, predict, sensitivity, simulate])

@@ -63,12 +63,15 @@ def test_the_command_assumes_what_python_assumes(tmp_path: Any) -> None:
     """An option that is left out is not one that is given its default."""
     path = tmp_path / "plan.json"
     command = (
-        f"plan --model llama-3.1-8b --hardware h100 --task summarization -o {path}"
+        "plan --model llama-3.1-8b --hardware h100 --task summarization --draft eagle3 "
+        f"-o {path}"
     )
     done = CliRunner().invoke(app, shlex.split(command), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     written: Plan = magicdec.load_plan(path)
-    asked = magicdec.plan(model="llama-3.1-8b", hardware="h100", task="summarisation")
+    asked = magicdec.plan(
+        model="llama-3.1-8b", hardware="h100", task="summarisation", draft="eagle3"
+    )
     assert written.best == asked.best
     usual = USUAL_LENGTHS["summarisation"]
     assert written.request.gen_len == usual.output_len

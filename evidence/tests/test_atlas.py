@@ -34,11 +34,11 @@ read_on = 2026-01-02
 [[loads]]
 name = "short"
 title = "Short"
-options = { context = 1024, gen_len = 200, batch = 4, gpus = 1 }
+options = { context = 1024, gen_len = 200, batch = 4, gpus = 1, draft = "eagle3" }
 [[loads]]
 name = "long"
 title = "Long"
-options = { context = 16384, gen_len = 200, batch = 8, gpus = 1 }
+options = { context = 16384, gen_len = 200, batch = 8, gpus = 1, draft = "eagle3" }
 [[devices]]
 name = "h100-sxm-80gb"
 price = 2.0
@@ -209,7 +209,7 @@ def shipped_cells(atlas: Atlas) -> dict[tuple[str, str, str], str]:
     [
         ("price = 2.0", "price = 0", "price"),
         ('name = "long"', 'name = "short"', "lists the load short twice"),
-        ("gpus = 1 }", 'model = "x" }', "sets model"),
+        ("gpus = 1, draft", 'model = "x", draft', "sets model"),
         ("[[models]]", "[[model]]", "model"),
     ],
 )

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from magicdec.measure.configuration import BenchmarkRequest, model_setup, planned_memory
-from magicdec.measure.environment import Clock, seconds
+from magicdec.measure.environment import REFERENCE_BYTES, Clock, seconds
 from magicdec.perfmodel.drafting import draft_kv_tokens
 from magicdec.perfmodel.step import read_bytes
 from magicdec.runtime.distributed import TensorParallel
@@ -70,7 +70,7 @@ def elapsed_s(
 def bandwidth_bytes_per_s(
     *,
     device: str,
-    num_bytes: int = 256 * MIB,
+    num_bytes: int = REFERENCE_BYTES,
     rounds: int = 7,
     clock: Clock = "wall",
 ) -> float:

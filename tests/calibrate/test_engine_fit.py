@@ -86,18 +86,22 @@ def timed(
     are at each shape, which the reference kernels found too."""
     rng = np.random.default_rng(seed)
     vocabulary = MODEL.vocab_size
-    points = []
-    for number, (shape, is_greedy) in enumerate(
-        [*((s, 0) for s in SAMPLED_SHAPES), *((s, 1) for s in GREEDY_SHAPES)]
-    ):
-        row = {
+    shapes = [*((s, 0) for s in SAMPLED_SHAPES), *((s, 1) for s in GREEDY_SHAPES)]
+    rows = [
+        {
             "batch_size": shape.batch_size, "context_len": shape.context_len, "draft_budget": shape.draft_budget,
             "gamma": shape.gamma, "is_greedy": is_greedy,
-        }  # fmt: skip
-        columns = {name: np.array([float(value)]) for name, value in row.items()}
-        seconds = {
-            name: float(seconds[0]) for name, seconds in phases(columns, truth).items()
         }
+        for shape, is_greedy in shapes
+    ]  # fmt: skip
+    columns = {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+    of_phases = phases(columns, truth)
+    terms = predicted_steps(
+        columns, model=MODEL, hardware=HARDWARE, precision=BF16, engine=truth
+    )
+    points = []
+    for number, ((shape, is_greedy), row) in enumerate(zip(shapes, rows, strict=True)):
+        seconds = {name: float(each[number]) for name, each in of_phases.items()}
         per_element = (
             truth.sampling.greedy_s_per_element
             if is_greedy
@@ -121,15 +125,12 @@ def timed(
         if machine is not None:
             memory, compute = machine(number)
             speeds = ((memory * REFERENCE_S, compute * REFERENCE_S),) * 3
-            terms = predicted_steps(
-                columns, model=MODEL, hardware=HARDWARE, precision=BF16, engine=truth
-            )
             usual = dict(seconds)
             for name, usual_s in usual.items():
                 attention_s = 0.0
                 if name in ("autoregressive", "draft", "verify"):
                     groups = getattr(terms, name).group_seconds()
-                    attention_s = float(groups["attention"][0])
+                    attention_s = float(groups["attention"][number])
                 seconds[name] = memory * attention_s + compute * (usual_s - attention_s)
         points += [
             TimedPoint(name, row, [s * np.exp(noise * rng.normal())] * 3, speeds)

@@ -25,11 +25,10 @@ CAPABILITY_VERSION, CAP_DAC_OVERRIDE = 0x20080522, 1
 """Of linux/capability.h."""
 WRITERS: dict[str, tuple[str, ...]] = {
     "a record": ("plan", *QUICK, "--record", "{file}"),
-    "a report": ("report", str(RECORDS), "-o", "{file}"),
     "a figure": ("plot", "scatter", str(RECORDS), "-o", "{file}"),
     "an export": ("export", "vllm", "{plan}", "-o", "{file}"),
 }
-SUFFIX = {"a record": "jsonl", "a report": "html", "a figure": "svg", "an export": "sh"}
+SUFFIX = {"a record": "jsonl", "a figure": "svg", "an export": "sh"}
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,7 @@ def test_figures_are_the_reports(server: ExplorerServer) -> None:
 def test_a_rate_is_simulated_unless_another_page_links_to_it(
     server: ExplorerServer,
 ) -> None:
-    query = "/?hardware=h100&rate=1&context=1k&gen_len=50"
+    query = "/?hardware=h100&rate=1&context=1k&gen_len=50&draft=eagle3&tp=1"
     headers = {
         "Sec-Fetch-Site": "cross-site",
         "Sec-Fetch-Mode": "navigate",

@@ -71,7 +71,7 @@ def test_planted_tracebacks_and_escape_sequences_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that does not catch, and text that is printed as it is."""
-    assert faults(damaged_files(tmp_path, 2)) == []
+    assert faults(damaged_files(tmp_path, 1)) == []
     with monkeypatch.context() as planted:
         planted.setattr(
             files,
@@ -80,7 +80,7 @@ def test_planted_tracebacks_and_escape_sequences_are_found(
         )
         assert any(
             fault.startswith("a traceback")
-            for fault in faults(damaged_files(tmp_path, 2))
+            for fault in faults(damaged_files(tmp_path, 1))
         )
     with monkeypatch.context() as planted:
         for module in ("cli", "errors", "reports.text"):
@@ -173,7 +173,7 @@ def growth(folder: Path, few: int, documents: int = 2) -> dict[str, float]:
 def test_work_grows_with_its_input_and_planted_squares_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert max(growth(tmp_path, 12).values()) < BETWEEN
+    assert max(growth(tmp_path, 8).values()) < BETWEEN
     seen: list[bytes] = []
 
     def slow(line: bytes) -> Record:
@@ -184,7 +184,7 @@ def test_work_grows_with_its_input_and_planted_squares_are_found(
         return decode_record(line)
 
     monkeypatch.setattr("magicdec.schema.record.decode_record", slow)
-    assert growth(tmp_path, 12, documents=1)["records"] > BETWEEN
+    assert growth(tmp_path, 8, documents=1)["records"] > BETWEEN
 
 
 def lost_records(

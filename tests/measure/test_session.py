@@ -47,7 +47,7 @@ REQUEST = BenchmarkRequest(
 )  # fmt: skip
 
 
-SHORT = replace(REQUEST, gen_len=10)
+SHORT = replace(REQUEST, gen_len=6)
 """Where a run is measured several times over."""
 
 
@@ -247,7 +247,7 @@ def test_greedy_output_is_the_autoregressive_one_with_sequences_that_stop_at_dif
     batch_size: int,
 ) -> None:
     request = replace(
-        REQUEST, batch_size=batch_size, gen_len=60, sampling=SamplingSpec(), stop_at_eos=True,
+        REQUEST, batch_size=batch_size, gen_len=40, sampling=SamplingSpec(), stop_at_eos=True,
         speculations=(streaming(16, 1), streaming(32, 3), streaming(128, 7)),
     )  # fmt: skip
     for check in check_greedy(request):

@@ -325,15 +325,11 @@ def test_what_counts_do_not_tell_is_as_usual_and_as_unsure() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("budget_exponent", 0.02),
         ("budget_exponent", 3.0),
         ("context_exponent", -1.5),
-        ("context_exponent", 1.5),
-        ("fill_exponent", 0.1),
         ("fill_exponent", 4.0),
         ("concentration", 0.6),
         ("drift", 6.0),
-        ("drift_depth", 0.5),
         ("drift_depth", 12.0),
     ],
 )

@@ -21,7 +21,7 @@ from tests.few import few_requests
 
 RATES = {
     "h100": {"hardware": "h100-sxm-80gb", "context": 4096, "gen_len": 300, "rate": 4, "p95_tpot_ms": 20, "gpus": 8},
-    "a100": {"hardware": "a100-sxm-80gb", "context": 8192, "gen_len": 200, "rate": 1, "p95_tpot_ms": 30, "gpus": 2},
+    "a100": {"hardware": "a100-sxm-80gb", "context": 2048, "gen_len": 40, "rate": 1, "p95_tpot_ms": 30, "gpus": 2},
 }  # fmt: skip
 
 

@@ -9,10 +9,6 @@ from pathlib import Path
 import joblib
 import pytest
 
-pytest.importorskip("distributed")
-
-from dask.distributed import Client, LocalCluster
-
 import magicdec
 from magicdec.perfmodel.rate import capacity
 
@@ -22,6 +18,7 @@ pytestmark = pytest.mark.slow
 def test_a_sweep_on_a_local_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    distributed = pytest.importorskip("distributed")
     trace = tmp_path / "trace.jsonl"
     rows = (
         {
@@ -44,10 +41,10 @@ def test_a_sweep_on_a_local_cluster(
     assert alone.traffic is not None
     assert len(alone.traffic.curves) >= 32
     with (
-        LocalCluster(
+        distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
         ) as cluster,
-        Client(cluster) as client,
+        distributed.Client(cluster) as client,
         joblib.parallel_config("dask"),
     ):
         assert len(client.scheduler_info()["workers"]) == 2

@@ -19,7 +19,7 @@ TOLERANCES = {"refit": 1e-2, "acceptance": 1e-2}
 """Of the kinds whose answers an optimiser finds; 1e-9 for others."""
 
 
-EVERY = 13
+EVERY = 29
 """One request of so many is answered by default, two in the slow tests: no divisor of the order in which engines and
 devices take turns. `python scripts/proof.py` answers all."""
 SLOW = (1, 9)

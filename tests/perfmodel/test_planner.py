@@ -313,6 +313,7 @@ def test_each_case_is_answered_as_if_it_were_asked_alone() -> None:
     together = make_plan(
         PlanRequest(
             **{**CASE, "hardware": devices, "context_lens": contexts},
+            draft="self",
             draft_budgets=(512,),
         )
     )
@@ -323,6 +324,7 @@ def test_each_case_is_answered_as_if_it_were_asked_alone() -> None:
             **CASE,
             "hardware": (case.hardware,),
             "context_lens": (case.context_len,),
+            "draft": "self",
             "draft_budgets": (512,),
         }
         alone = make_plan(PlanRequest(**request))
@@ -604,6 +606,7 @@ def test_a_number_in_front_of_a_device_is_that_of_gpus() -> None:
 
 def test_a_batch_beyond_what_fits_is_answered_for_what_does() -> None:
     asked = {"model": "qwen2.5-72b", "hardware": ("4xh100",), "context_lens": (8192,)}
+    asked |= {"draft": "ngram"}
     answer = make_plan(PlanRequest(**asked, batch_sizes=(64,)))
     most = answer.best.batch_size
     assert most < 64
@@ -655,7 +658,8 @@ def test_devices_without_prices_are_offered_by_tokens_per_second_and_device() ->
     assert rates == sorted(rates, reverse=True)
     assert len(rates) >= 25
     assert to_buy(answer.offers).startswith("Most tokens per device")
-    assert make_plan(PlanRequest(context_lens=(4096,), batch_sizes=(8,))).offers == []
+    alone = PlanRequest(context_lens=(4096,), batch_sizes=(8,), draft="none")
+    assert make_plan(alone).offers == []
 
 
 def test_the_path_that_was_priced_stands_with_the_breakdown_and_in_a_note() -> None:

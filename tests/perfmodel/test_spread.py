@@ -296,7 +296,7 @@ def test_every_device_given_is_used_or_said_to_be_idle() -> None:
         "hardware": ("a100-sxm-80gb",),
         "context_lens": (4096,),
         "num_gpus": 3,
-        "plugin": True,
+        "draft": "eagle3",
     }
     answer = make_plan(PlanRequest(**case))
     assert (answer.best.tp_size, answer.best.num_replicas) == (1, 3)

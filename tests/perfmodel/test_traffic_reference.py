@@ -280,7 +280,7 @@ def loads(draw: st.DrawFn, stages: int, groups: int) -> tuple[Server, Requests]:
 
 
 @pytest.mark.parametrize(("stages", "groups"), [(1, 1), (1, 2), (2, 2), (2, 4)])
-@settings(max_examples=37, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(data=st.data(), replicas=st.integers(1, 3))
 def test_the_scheduler_is_the_one_written_out_step_by_step(
     stages: int, groups: int, data: st.DataObject, replicas: int

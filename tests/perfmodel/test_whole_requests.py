@@ -208,7 +208,8 @@ def test_limits_are_those_of_requests_that_share_the_server() -> None:
         PlanRequest(
             context_lens=(8192,),
             gen_len=500,
-            num_gpus=8,
+            num_gpus=2,
+            draft="eagle3",
             tpot_limit_s=0.03,
             ttft_limit_s=2.0,
         )
@@ -320,7 +321,7 @@ def test_a_cached_prefix_is_left_out_of_the_prompt_and_still_attended_to() -> No
 
 
 def test_more_of_a_prompt_cached_is_never_slower() -> None:
-    shares = ("0%", "25%", "50%", "75%", "90%", "99%", "100%")
+    shares = ("0%", "50%", "90%", "100%")
     rows = [make_plan(PlanRequest(**CACHED, cached_len=share)).best for share in shares]
     for before, after in itertools.pairwise(rows):
         assert after.ttft_s <= before.ttft_s

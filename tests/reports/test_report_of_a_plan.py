@@ -76,6 +76,7 @@ def test_several_devices_with_prices_say_which_to_buy() -> None:
     plan = magicdec.plan(
         model="llama-3.1-8b",
         hardware=["h100=2.5", "l40s=1"],
+        draft="eagle3",
         context=2048,
         batch=8,
         gen_len=200,

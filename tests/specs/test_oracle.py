@@ -15,7 +15,7 @@ from tests.specs.counted import OTHERS_ROW
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 decilm = pytest.importorskip("tests.specs.decilm")  # what transformers lacks
-SEEDS = (0, 1, 2, 3)
+SEEDS = (0, 1)
 
 
 def their_config(config: dict[str, Any]) -> Any:
@@ -68,7 +68,7 @@ def cached_elements(cache: Any) -> tuple[int, int]:
 @pytest.mark.parametrize("model_type", READ_BY_TRANSFORMERS)
 def test_kv_and_states_are_what_its_own_cache_holds(model_type: str) -> None:
     """After a prompt of 11 tokens, longer than the windows: their cache holds a window less the token to come."""
-    for seed in SEEDS[:2]:
+    for seed in SEEDS:
         config = draw(model_type, seed)
         spec = model_from_hf_config(config, name=model_type, where=model_type)
         module = their_model(config, device="cpu")

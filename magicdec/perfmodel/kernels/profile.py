@@ -298,7 +298,7 @@ def _by_parts(given: str) -> str | None:
     return those.pop() if len(those) == 1 else None
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _of_catalog(key: str, given: str) -> HardwareProfile:
     stem = _keys().get(key) or _by_parts(given)
     if stem is None:
