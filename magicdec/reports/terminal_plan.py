@@ -5,7 +5,7 @@ plain when piped.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from magicdec.naming import draft_id
 from magicdec.reports.arrivals import (
@@ -41,7 +41,7 @@ from magicdec.reports.story import (
     shortest,
     story_of,
 )
-from magicdec.reports.text import text_table
+from magicdec.reports.text import Page, TextTable, text_table
 from magicdec.reports.words import drafting_of, probability_of
 from magicdec.schema.plan import CaseAnswer, GammaTable, Plan, Traffic, TrafficLoad
 from magicdec.schema.row import Candidate
@@ -54,10 +54,6 @@ from magicdec.units import (
     format_tokens,
 )
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table as RichTable
-
 MOST_LINES = 12
 """Lines of the answer to one question."""
 FEW = 3
@@ -68,7 +64,7 @@ BREAKING = ("device", "layout", "draft", "mark")
 
 def print_plan(
     answer: Plan,
-    console: Console,
+    page: Page,
     *,
     why: bool = False,
     every: bool = False,
@@ -78,37 +74,38 @@ def print_plan(
     and statements, `why` the breakdown and the memory. `saved_as`: the file that it was written to.
     """
     if answer.traffic is not None:
-        _print_traffic(answer, answer.traffic, console, every=every)
+        _print_traffic(answer, answer.traffic, page, every=every)
         if not every and not why:
             return
     if len(answer.cases) > 1:
-        _print_cases(console, answer)
+        _print_cases(page, answer)
     story = story_of(answer, answer.cases[0], every=every, saved_as=saved_as)
     if every:
         for case in answer.cases:
             told = story_of(answer, case, every=True)
             rows = _with_baselines(case, _of_case(answer, case))
-            _print_told(console, told, rows)
-            _print_further_tables(console, case)
+            _print_told(page, told, rows)
+            _print_further_tables(page, case)
     elif len(answer.cases) == 1:
-        story = _print_short(console, answer, story)
+        story = _print_short(page, answer, story)
     if why:
-        _print_why(console, answer)
+        _print_why(page, answer)
     for line in of_kinds(story, CLOSING):
-        console.print(line)
+        page.print(line)
 
 
-def _print_why(console: Console, answer: Plan) -> None:
+def _print_why(page: Page, answer: Plan) -> None:
     """Where a step's time and the memory go."""
     row = answer.choice.left_out or answer.best
     drafted = ""
     if row.is_speculative:
         drafted = f" with {drafting_of(row)}"
-    console.print(
-        f"[bold]where a step's time goes{drafted} (the draft's row is one of its steps)[/bold]"
+    page.print(
+        f"where a step's time goes{drafted} (the draft's row is one of its steps)",
+        style="bold",
     )
     if answer.path:
-        console.print(f"priced as {answer.engine} runs it, {answer.path}")
+        page.print(f"priced as {answer.engine} runs it, {answer.path}")
     rows: list[tuple[str, ...]] = []
     for name, operations in answer.breakdown.items():
         slowest_first = sorted(operations, key=lambda op: -op.time_s)
@@ -116,11 +113,11 @@ def _print_why(console: Console, answer: Plan) -> None:
             times = (_ms(op.time_s), _ms(op.ceiling_s))
             rows.append((name, op.op, *times, op.bound_by, op.time_from))
     heads = ("pass", "operation", "ms", "ceiling ms", "bound by", "time from")
-    console.print(text_table(heads, rows, wraps=()))
-    console.print(_memory_line(answer))
+    page.print(text_table(heads, rows, wraps=()))
+    page.print(_memory_line(answer))
 
 
-def _print_cases(console: Console, answer: Plan) -> None:
+def _print_cases(page: Page, answer: Plan) -> None:
     """Several devices or contexts: which to buy, and one row of each."""
     lines = loads_lines(answer)
     contexts = {case.context_len for case in answer.cases}
@@ -131,76 +128,78 @@ def _print_cases(console: Console, answer: Plan) -> None:
         num_asked = len(answer.request.hardware)
         lines.insert(0, to_buy(answer.offers, num_asked=num_asked, load=load))
     first, *others = lines
-    console.print(f"[bold]{first}[/bold]")
+    page.print(first, style="bold")
     for line in others:
-        console.print(line)
+        page.print(line)
     place = f"{model_text(answer)}, {answer.engine}"
     if len(contexts) == 1:
         lengths = lengths_text(answer, answer.context_len)
         place += f": {lengths}"
-    console.print(place)
+    page.print(place)
     # one row per load, the devices in the order of the offers
     order = {row.hardware: rank for rank, row in enumerate(answer.offers)}
     loads = loads_of(answer.cases)
     loads.sort(key=lambda row: order.get(row.hardware, len(order)))
-    console.print(_table(loads, console.width))
+    page.print(_table(loads, page.width))
     for case in answer.cases:
         line = left_aside(case)
         if line:
-            console.print(line)
+            page.print(line)
     for line in plugin_lines(answer.cases):
-        console.print(line)
+        page.print(line)
 
 
 def _print_short(
-    console: Console, answer: Plan, story: Sequence[Statement]
+    page: Page, answer: Plan, story: Sequence[Statement]
 ) -> list[Statement]:
     """The answer to one question in MOST_LINES lines. Returns the statements that fit; the closing ones
     among them are still to be printed."""
     rows = _few(answer, answer.cases[0])
-    table = _table(rows, console.width)
+    table = _table(rows, page.width)
     height = 0
     if rows:
-        height = len(console.render_lines(table)) + _has_star(rows)
-    told = shortest(story, lines=MOST_LINES - height, width=console.width)
-    _print_told(console, told, rows)
+        lines = [*table.head_lines(page.width), *table.row_lines(page.width)]
+        height = len(lines) + _has_star(rows)
+    told = shortest(story, lines=MOST_LINES - height, width=page.width)
+    _print_told(page, told, rows)
     return told
 
 
 def _print_told(
-    console: Console, story: Sequence[Statement], rows: Sequence[Candidate]
+    page: Page, story: Sequence[Statement], rows: Sequence[Candidate]
 ) -> None:
     """Statements around the table of drafts, without those that close the answer."""
     first, *others = story
-    console.print(f"[bold]{first.text}[/bold]")
+    page.print(first.text, style="bold")
     for line in of_kinds(others, BEFORE_TABLE):
-        console.print(line)
+        page.print(line)
     if rows:
-        console.print(_table(rows, console.width))
+        page.print(_table(rows, page.width))
     if _has_star(rows):
-        console.print("* acceptance extrapolated beyond what was measured", style="dim")
+        page.print("* acceptance extrapolated beyond what was measured", style="dim")
     for line in of_kinds(others, AFTER_TABLE):
-        console.print(line)
+        page.print(line)
 
 
 def _has_star(rows: Sequence[Candidate]) -> bool:
     return any(row.drafting.is_extrapolated for row in rows)
 
 
-def _print_further_tables(console: Console, case: CaseAnswer) -> None:
+def _print_further_tables(page: Page, case: CaseAnswer) -> None:
     """The frontier or the best of each batch, the layouts, and the gammas."""
     if not case.best_by_batch:
         title = "latency against throughput: nothing beats these in both"
-        _print_rows(console, title, case.pareto)
+        _print_rows(page, title, case.pareto)
     if len(case.best_by_batch) > 1:
-        _print_rows(console, "the best of each batch", case.best_by_batch)
-    _print_rows(console, "layouts of a replica, each at its best", case.layouts)
+        _print_rows(page, "the best of each batch", case.best_by_batch)
+    _print_rows(page, "layouts of a replica, each at its best", case.layouts)
     if any(map(any, case.gamma_table.gamma)):
-        console.print(
-            f"[bold]gamma of {case.gamma_table.draft_name} by batch and context; 0: "
-            "off, ?: unclear, !: slower than without it, -: no room[/bold]"
+        page.print(
+            f"gamma of {case.gamma_table.draft_name} by batch and context; 0: "
+            "off, ?: unclear, !: slower than without it, -: no room",
+            style="bold",
         )
-        console.print(_gamma_table(case.gamma_table, console.width))
+        page.print(_gamma_table(case.gamma_table, page.width))
 
 
 def _of_case(answer: Plan, case: CaseAnswer) -> list[Candidate]:
@@ -367,7 +366,7 @@ PLAN_COLUMNS = (
 
 
 def _print_rows(
-    console: Console,
+    page: Page,
     title: str,
     rows: Sequence[Any],
     columns: Sequence[Column] = PLAN_COLUMNS,
@@ -377,18 +376,18 @@ def _print_rows(
     """A table under its title; `of`: what its cells hold, where the headings do not say."""
     if rows:
         suffix = f" ({of})" if of else ""
-        console.print(f"[bold]{title}[/bold]{suffix}")
-        console.print(_table(rows, console.width, columns))
+        page.print(f"{title}{suffix}", style="bold")
+        page.print(_table(rows, page.width, columns))
 
 
 def _table(
     rows: Sequence[Any], width: int, columns: Sequence[Column] = PLAN_COLUMNS
-) -> RichTable:
+) -> TextTable:
     """Names and marks break over lines between words, so nothing is cut off; numbers do not."""
     return fitted(Table.of("", "", columns, rows), width, wraps=BREAKING)
 
 
-def _gamma_table(table: GammaTable, width: int) -> RichTable:
+def _gamma_table(table: GammaTable, width: int) -> TextTable:
     """The best gamma by batch and context, with the speedup where there is room for it, and the
     context from which on it is above 1; the table's first context is only a bound."""
     contexts = table.context_lens
@@ -456,31 +455,29 @@ def _memory_line(answer: Plan) -> str:
 # --------------------------------------------------------------------------------------------------
 
 
-def _print_traffic(
-    answer: Plan, traffic: Traffic, console: Console, *, every: bool
-) -> None:
+def _print_traffic(answer: Plan, traffic: Traffic, page: Page, *, every: bool) -> None:
     """The devices, the percentiles of the layouts compared, and what to note; `every` adds all
     rates.
     """
-    console.print(f"[bold]{traffic_line(traffic)}[/bold]")
+    page.print(traffic_line(traffic), style="bold")
     rate = format_number(traffic.rate_per_s)
-    console.print(percentiles_line(traffic.best))
+    page.print(percentiles_line(traffic.best))
     sure = sure_devices_line(traffic)
     if sure:
-        console.print(sure)
+        page.print(sure)
     steady = arrivals_line(traffic.best)
     if steady and every:
-        console.print(steady)
+        page.print(steady)
     simulated = f"{traffic.num_requests} requests simulated"
-    console.print(f"{asked_of_traffic(answer, traffic)}; {simulated}")
+    page.print(f"{asked_of_traffic(answer, traffic)}; {simulated}")
     compared = list(filter(None, (traffic.autoregressive, traffic.speculative)))
     loads = {f"at {rate}/s, the fewest devices of each": compared}
     if every:
         loads["over rates"] = traffic.curves
     for title, rows in loads.items():
-        _print_rows(console, title, rows, TRAFFIC_COLUMNS, of="p50/p95/p99")
+        _print_rows(page, title, rows, TRAFFIC_COLUMNS, of="p50/p95/p99")
     for note in traffic.notes:
-        console.print(f"note: {note}", style="dim")
+        page.print(f"note: {note}", style="dim")
 
 
 def _percentiles(latency: str, unit: float) -> Callable[[TrafficLoad], str]:
