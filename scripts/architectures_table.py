@@ -43,9 +43,9 @@ terminal:
 
     magicdec models --architectures
 
-*Planned* are all of them. Those with a number under *parity* are run, and this many randomly drawn configurations give
-the greedy tokens and logits of its oracle, alone and with every draft; the others say what of them is not run.
-*Oracle*: weights, caches, states and the FLOPs of a prompt, a decoded token and a verification are held against the
+All of them are planned. Those with a number under *parity* are also run: that many randomly drawn configurations give
+the greedy tokens and logits of their oracle, alone and with every draft. The others say which part is not run.
+*Oracle*: weights, caches, states and the FLOPs of a prompt, a decoded token and a verification are compared with the
 modules of transformers {version}, for drawn configurations of each.
 
 *Layers*: attention that is full, in a window or a chunk, latent (MLA), or to chosen tokens (an indexer's); recurrences;
