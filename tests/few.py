@@ -9,5 +9,5 @@ from unittest import mock
 from magicdec.perfmodel.rate import load
 
 
-def few_requests(count: int = 100) -> AbstractContextManager[object]:
+def few_requests(count: int = 60) -> AbstractContextManager[object]:
     return mock.patch.multiple(load, MIN_REQUESTS=count, MAX_REQUESTS=count)

@@ -26,7 +26,7 @@ from magicdec.specs.engine import load_engine
 from tests.few import few_requests
 
 CHAT = {
-    "model": "llama-3.1-8b", "hardware": "h100", "context": 1000, "gen_len": 40, "rate": 12.0, "p95_ttft_ms": 120,
+    "model": "llama-3.1-8b", "hardware": "h100", "context": 1000, "gen_len": 20, "rate": 12.0, "p95_ttft_ms": 120,
     "p95_tpot_ms": 10,
 }  # fmt: skip
 

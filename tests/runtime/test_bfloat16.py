@@ -19,8 +19,12 @@ from tests.runtime.conftest import tiny_spec
 from tests.runtime.test_lossless import (
     FALSE_ALARM,
     VOCAB,
+    Batch,
+    Logits,
+    batch_of,
     chi_square_p_value,
     exact_joint,
+    exact_logits,
     sampled_counts,
 )
 
@@ -94,15 +98,15 @@ def test_a_second_best_token_is_further_off_than_a_near_tie() -> None:
 
 
 @pytest.fixture(scope="module")
-def toy_models() -> tuple[Transformer, Transformer]:
-    """The same bfloat16 weights, applied in bfloat16 and in float64."""
+def narrow_and_wide() -> tuple[Batch, Logits]:
+    """A batch of a model in bfloat16; and the logits of the same weights applied in float64."""
     spec = tiny_spec(vocab_size=VOCAB, num_hidden_layers=2, hidden_size=16)
     narrow = load_model(spec, weights="random", seed=5, dtype="bfloat16")
     wide = load_model(spec, weights="random", seed=5, dtype="float64")
     with torch.inference_mode():
         for source, target in zip(_tensors(narrow), _tensors(wide), strict=True):
             target.copy_(source)
-    return narrow, wide
+    return batch_of(narrow), exact_logits(wide)
 
 
 def _tensors(model: Transformer) -> list[torch.Tensor]:
@@ -120,12 +124,12 @@ def _tensors(model: Transformer) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("draft", [None, "model"])
 def test_sampled_tokens_follow_the_distribution_of_the_same_weights_in_float64(
-    draft: str | None, toy_models: tuple[Transformer, Transformer]
+    draft: str | None, narrow_and_wide: tuple[Batch, Logits]
 ) -> None:
     """2000 continuations, chi-square at a false-alarm probability of 1e-4: rounding moves probabilities by about 1 %,
     which so many cannot tell."""
-    narrow, wide = toy_models
+    batch, logits = narrow_and_wide
     sampling = SamplingSpec(temperature=0.8, seed=21)
-    expected = exact_joint(wide, sampling)
-    counts, _ = sampled_counts(narrow, draft, sampling, 2)
+    expected = exact_joint(logits, sampling)
+    counts, _ = sampled_counts(batch, draft, sampling, 2)
     assert chi_square_p_value(counts, counts.sum() * expected) > FALSE_ALARM

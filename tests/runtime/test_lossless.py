@@ -127,23 +127,46 @@ def toy_model() -> Transformer:
     return load_model(spec, weights="random", seed=5)
 
 
+Batch = tuple[Engine, Any]
+"""An engine that holds the prompt so many times, and its state then."""
+
+
+def batch_of(model: Transformer) -> Batch:
+    engine = started(model, [PROMPT] * BATCH, 64)
+    return engine, engine.snapshot()
+
+
+@pytest.fixture(scope="module")
+def batch(toy_model: Transformer) -> Batch:
+    """Prompts are prefilled one by one, which takes longer than what follows."""
+    return batch_of(toy_model)
+
+
 @pytest.fixture(scope="module")
 def joint(toy_model: Transformer) -> Callable[[SamplingSpec], np.ndarray]:
-    return cache(partial(exact_joint, toy_model))
+    return cache(partial(exact_joint, exact_logits(toy_model)))
 
 
-def exact_joint(model: Transformer, sampling: SamplingSpec) -> np.ndarray:
+Logits = dict[tuple[int, ...], np.ndarray]
+
+
+def exact_logits(model: Transformer) -> Logits:
+    """After the prompt and each continuation that is a token short, or more, in fp64."""
+    engine = started(model, [PROMPT], 64)
+    found = {}
+    for length in range(NUM_TOKENS):
+        for prefix in itertools.product(range(VOCAB), repeat=length):
+            block = torch.tensor([[PROMPT[-1], *prefix]])
+            found[prefix] = engine.forward(block)[0, -1].double().numpy().copy()
+    return found
+
+
+def exact_joint(logits: Logits, sampling: SamplingSpec) -> np.ndarray:
     """P(next tokens = x1..xn) for every x, in fp64, from the definition of each warper."""
     sequences = list(itertools.product(range(VOCAB), repeat=NUM_TOKENS))
-    engine = started(model, [PROMPT], 64)
+    conditionals = {prefix: warped(each, sampling) for prefix, each in logits.items()}
     joint = np.ones(len(sequences))
     for prefix_length in range(NUM_TOKENS):
-        conditionals = {}
-        for prefix in itertools.product(range(VOCAB), repeat=prefix_length):
-            block = torch.tensor([[PROMPT[-1], *prefix]])
-            conditionals[prefix] = warped(
-                engine.forward(block)[0, -1].double().numpy(), sampling
-            )
         joint *= [conditionals[s[:prefix_length]][s[prefix_length]] for s in sequences]
     return joint
 
@@ -192,14 +215,14 @@ def sampled_cases() -> Iterator[Any]:
 def test_sampled_tokens_follow_the_exact_joint_distribution(
     draft: str | None,
     sampling_name: str,
-    toy_model: Transformer,
+    batch: Batch,
     joint: Callable[[SamplingSpec], np.ndarray],
 ) -> None:
     """2000 continuations of one prompt against exact enumeration, chi-square at a false-alarm probability of 1e-3."""
     sampling = SAMPLINGS[sampling_name]
     expected = joint(sampling)
     assert abs(expected.sum() - 1) < 1e-9
-    counts, accepted = sampled_counts(toy_model, draft, sampling, ROUNDS)
+    counts, accepted = sampled_counts(batch, draft, sampling, ROUNDS)
     assert counts.sum() == BATCH * ROUNDS
     assert chi_square_p_value(counts, counts.sum() * expected) > FALSE_ALARM
     if draft is not None:
@@ -210,25 +233,25 @@ def test_sampled_tokens_follow_the_exact_joint_distribution(
 
 @pytest.mark.slow
 def test_a_draft_accepted_a_tenth_too_often_would_show(
-    toy_model: Transformer, joint: Callable[[SamplingSpec], np.ndarray]
+    batch: Batch, joint: Callable[[SamplingSpec], np.ndarray]
 ) -> None:
     """12000 continuations with a draft model, whose tokens are judged as those of every draft: acceptance a tenth too
     high has a p-value of 1e-10 there."""
     sampling = SAMPLINGS["temperature"]
-    counts, _ = sampled_counts(toy_model, "model", sampling, 6 * ROUNDS)
+    counts, _ = sampled_counts(batch, "model", sampling, 6 * ROUNDS)
     assert chi_square_p_value(counts, counts.sum() * joint(sampling)) > FALSE_ALARM
 
 
 def sampled_counts(
-    model: Transformer, draft: str | None, sampling: SamplingSpec, rounds: int
+    batch: Batch, draft: str | None, sampling: SamplingSpec, rounds: int
 ) -> tuple[np.ndarray, list[float]]:
     """How often each continuation came, in the order of `exact_joint`; and the rates of acceptance."""
-    engine = started(model, [PROMPT] * BATCH, 64)
-    snapshot, accepted = engine.snapshot(), []
+    engine, snapshot = batch
+    accepted: list[float] = []
     counts, place = np.zeros(VOCAB**NUM_TOKENS), VOCAB ** np.arange(NUM_TOKENS)[::-1]
     drafter = None
     if draft is not None:
-        network = draft_model_for(ALL_DRAFTS[draft], model)
+        network = draft_model_for(ALL_DRAFTS[draft], engine.model)
         drafter = build_drafter(ALL_DRAFTS[draft], engine, network)
     options = DecodeOptions(gamma=0 if draft is None else 2, max_new_tokens=NUM_TOKENS)
     for turn in range(rounds):
@@ -260,17 +283,22 @@ def test_a_seed_repeats_a_run_and_another_does_not(tiny_model: Transformer) -> N
     assert outputs[0] != outputs[1]
 
 
+@pytest.fixture(scope="module")
+def many(tiny_model: Transformer) -> Batch:
+    engine = started(tiny_model, [[4, 5, 6]] * 1500, 12)
+    return engine, engine.snapshot()
+
+
 @pytest.mark.parametrize("bad", ["nan", "-inf"])
-def test_a_draft_that_is_not_a_number_costs_no_token(
-    bad: str, tiny_model: Transformer
-) -> None:
+def test_a_draft_that_is_not_a_number_costs_no_token(bad: str, many: Batch) -> None:
     """One row of the draft's head spoilt: nothing that it drafts is accepted, and the output's distribution is the
     target's own, against the softmax of its logits (chi-square)."""
     draft = load_model(small_draft(64).spec, weights="random", seed=9)
     with torch.inference_mode():
         draft.head.weight[5] = float(bad)
-    count = 1500
-    engine = started(tiny_model, [[4, 5, 6]] * count, 12)
+    engine, snapshot = many
+    engine.restore(snapshot)
+    count = engine.batch_size
     expected = (
         torch.softmax(engine.forward(engine.pending_B[:, None])[0, -1], dim=-1)
         .double()
