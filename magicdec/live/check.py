@@ -4,35 +4,34 @@ gain. All times are a plan's.
 
 from __future__ import annotations
 
-import json
-import math
-import statistics
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from magicdec.counts import Z_90
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.live.advice import DraftedLoad, choices_at
+from magicdec.live.changes import (
+    NOTEWORTHY,
+    best_draft,
+    changes_instead,
+    changes_of_batch,
+    changes_of_draft,
+    own_draft,
+    without_acceptance,
+)
+from magicdec.live.options import OPTIONS
 from magicdec.live.settings import (
-    OPTIONS,
-    USUAL_OUTPUT,
-    AsSet,
     Change,
     Served,
     costs_of,
+    slowed,
     unpriced_costs,
 )
-from magicdec.naming import METHODS, draft_name, head_named_in, method_name
-from magicdec.perfmodel.intervals import engine_error
+from magicdec.naming import head_named_in
 from magicdec.perfmodel.kernels.profile import counted, load_hardware
 from magicdec.perfmodel.memory import memory_need
-from magicdec.perfmodel.plan.draws import Draws, draws_of
-from magicdec.perfmodel.plan.request import Case, DraftOption, PlanRequest
-from magicdec.perfmodel.plan.search import DraftRows, every_gamma, most_that_fit
+from magicdec.perfmodel.plan.request import Case, PlanRequest
 from magicdec.perfmodel.plan.standing import (
     AskedDraft,
     Standing,
@@ -42,21 +41,16 @@ from magicdec.perfmodel.plan.standing import (
     standing,
 )
 from magicdec.perfmodel.planner import Answer, answered, make_plan
-from magicdec.perfmodel.trees import TREES_LOSE, tree_error
-from magicdec.reports.exports import PROMPT_LOOKUP_MAX, sglang_draft
-from magicdec.reports.sentences import acceptance_of
-from magicdec.schema.gamma_table import TableGamma
 from magicdec.schema.row import Candidate
-from magicdec.specs.catalog import is_model, load_model_spec, served_checkpoint
+from magicdec.specs.catalog import is_model, load_model_spec
 from magicdec.specs.device import DTYPE_BYTES
 from magicdec.specs.engine import load_engine
-from magicdec.specs.heads import facts_of
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import format_name
 from magicdec.specs.serve_command import ServeCommand, Speculation
-from magicdec.specs.speculation import MAX_GAMMA, OWN_METHOD
+from magicdec.specs.speculation import OWN_METHOD
 from magicdec.tasks import usual_lengths
-from magicdec.units import GIB, INTERVAL_ENDS, format_count, format_percent
+from magicdec.units import GIB, format_count
 
 USUAL_HARDWARE = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-192gb", "b300-sxm-288gb")
 """Devices of which the first that holds the model is assumed, where neither the command nor its user
@@ -65,17 +59,8 @@ USUAL_BATCH = 32
 ASSUMED_CONTEXT = 4096
 """Users and prompt where neither the command nor its user names them; an answer lists them as
 assumed."""
-NOTEWORTHY = 1.02
-"""Gains below this are not named."""
-LIGHT_LOADS = (1, 4, 16)
-"""Batches at which a table by batch is compared, in addition to the requested one."""
-UNMEASURED_FORMS = {"dflash2": "DFlash2", "lilicorr": "LiLiCorr", "xpress": "XPress"}
-"""Forms of DFlash that vLLM runs by the same method (vllm/v1/worker/gpu/spec_decode), by a word of the
-checkpoint's name or of the configuration: they choose among several candidates a position."""
 GIVEN_ACCEPTANCE = ("acceptance_rate", "accept_length", "drafted_share")
 """Names by which a load states the acceptance of the command's own draft."""
-PREEMPTING = ("vllm", "sglang")
-"""Engines that admit what does not fit with its output, and take its memory back later."""
 CACHE_STEP = 256
 """Tokens to which llama.cpp rounds its cache."""
 AS_PUBLISHED = ("compressed-tensors", "modelopt", "auto")
@@ -111,10 +96,10 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     assumed: list[str]
     """Values that the command does not state and that were assumed."""
     as_it_is: Candidate | None
-    """The command's own configuration; null: it does not fit, or no acceptance is known."""
+    """The command's own configuration with every setting that costs; null: it does not fit, or no
+    acceptance is known."""
     without_draft: Candidate | None
-    as_set: AsSet | None = None
-    """Both with every setting that costs; null: none does."""
+    """The server without its draft, set alike."""
     changes: list[Change]
     """Settings that surely cost first, then those that lose exactness, then gains, the surest of the
     largest first: of those to the draft one can be made, and after it no other gains. Chances, and
@@ -130,7 +115,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         if self.as_it_is is None and self.problems:
             return None
         for change in self.changes:
-            if change.kind != "gain" or (change.is_likely and _is_here(change)):
+            if change.kind != "gain" or (change.is_likely and change.is_here):
                 return change
         return None
 
@@ -153,20 +138,18 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def advice(self) -> str:
         """The change to make, in one line."""
+        condition = ""
         if self.command.unread is not None and self.command.speculation is None:
-            return f"If {self.command.unread} sets no draft: {self._advice}"
-        return self._advice
-
-    @property
-    def _advice(self) -> str:
+            condition = f"If {self.command.unread} sets no draft: "
         change = self.first
         if change is None:
-            return f"Keep it as it is: {self.why_keep}."
+            return f"{condition}Keep it as it is: {self.why_keep}."
         if change.gain is None:
-            return f"{change.change}: {change.reason}."
+            return f"{condition}{change.change}: {change.reason}."
+        gain = f"{change.gain:.2f}x (90 %: {change.gain_low:.2f} to {change.gain_high:.2f})"
         if change.is_sure or change.kind == "cost":
-            return f"{change.change}: {_gain(change)}."
-        return f"{change.change}: {_gain(change)}; unsure, measure first."
+            return f"{condition}{change.change}: {gain}."
+        return f"{condition}{change.change}: {gain}; unsure, measure first."
 
 
 def in_order(changes: Sequence[Change]) -> list[Change]:
@@ -179,7 +162,7 @@ def in_order(changes: Sequence[Change]) -> list[Change]:
     """
     likely = []
     for change in changes:
-        if change.kind == "gain" and change.is_likely and _is_here(change):
+        if change.kind == "gain" and change.is_likely and change.is_here:
             likely.append(change.gain or 0.0)
     largest = max(likely, default=0.0)
 
@@ -191,22 +174,13 @@ def in_order(changes: Sequence[Change]) -> list[Change]:
         return (
             kinds.index(change.kind),
             change.gain is None,
-            not _is_here(change),
+            not change.is_here,
             change.kind == "gain" and not change.is_likely,
             (change.gain or 0.0) * NOTEWORTHY < largest,
             -low,
         )
 
     return sorted(changes, key=place)
-
-
-def _is_here(change: Change) -> bool:
-    """Whether it is of this load, on these devices."""
-    return change.at_batch is None and change.needs_gpus is None
-
-
-def _gain(change: Change) -> str:
-    return f"{change.gain:.2f}x (90 %: {change.gain_low:.2f} to {change.gain_high:.2f})"
 
 
 def check_command(command: ServeCommand, load: AskedLoad) -> Check:
@@ -218,13 +192,29 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
     model = load_model_spec(command.model)
     request, assumed = _request(command, load, model)
     command = _with_own_head(command, model)
-    # a draft's faults need no device, so they are said whatever fits
-    found = _standing(command, model)
-    of_command, on_start = _on_draft(command, found)
+    speculation = command.speculation
+
+    # what is refused: a draft's faults need no device, so they are said whatever fits
+    engine = load_engine(command.engine_profile)
+    refused = []
+    notes = []
+    starting = None
+    if speculation is not None:
+        starting = _standing(speculation, command, model)
+        if not starting.starts:
+            cure = ""
+            if starting.method not in (None, speculation.draft):
+                cure = f" ({option_of(engine, starting.method)})"
+            refused.append(f"the draft cannot run: {starting.sentence}{cure}")
+        elif starting.answer == "unknown":
+            notes.append(starting.sentence)
+        package = packages_of(engine, speculation.draft, _method_of(speculation))
+        if package and starting.starts:
+            notes.append(package)
+    notes += command.notes
     problems = [*command.problems, *_on_command(command, load, model)]
-    on_start += command.notes
     try:
-        free = answered(_without_acceptance(request, gamma=None), model, [])[0][0]
+        free = answered(without_acceptance(request, gamma=None), model, [])[0][0]
     except CapacityError as error:
         # a server has no --weight-dtype: its format is the checkpoint's
         fault = str(error).replace("--weight-dtype ", "weights in ")
@@ -242,41 +232,68 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
             as_it_is=None,
             without_draft=None,
             changes=in_order(unpriced_costs(command)),
-            problems=[*of_command, fault, *problems],
+            problems=[*refused, fault, *problems],
             not_understood=command.not_understood,
-            notes=on_start,
+            notes=notes,
         )
-    of_command += _on_allocated_cache(command, free.case)
-    on_format = _on_format(command, free.case)
-    if format_name(command.read.get("--dtype", "auto")) == "bf16":
-        of_command += on_format
-        on_format = []
+    refused += _on_allocated_cache(command, free.case)
+
+    # each change and its gain; every draft is compared with as many users
     alone = free.document.autoregressive
-    # every draft is compared with as many users
     fitting = msgspec.structs.replace(request, batch_sizes=(alone.batch_size,))
-    drafted = Drafted()
-    if found is None or found.starts:
-        drafted = _drafted(command, fitting, model)
-        of_draft = _on_speculation(command, drafted, free)
+    drafted = None
+    changes = []
+    if speculation is None or starting is None:
+        changes += best_draft(command, free.drafted, alone, "Speculate")
+    elif not starting.starts:
+        changes += changes_instead(command, starting, fitting, model, free)
     else:
-        of_draft = _instead(command, found, fitting, model, free)
-    of_batches = _on_batches(command, load, request, model)
-    costs = costs_of(
-        command,
-        _served(request, drafted, free),
-        _served(request, Drafted(), free),
-        waiting=math.prod(
-            change.gain or 1.0 for change in of_batches if change.kind == "cost"
-        ),
-    )
+        own = own_draft(command, fitting, model)
+        if isinstance(own, str):
+            notes.append(own)
+        else:
+            drafted = own
+            notes += own.notes
+            changes += changes_of_draft(command, own, free)
+    changes += changes_of_batch(command, load.batch or 0, request, model)
+
+    # the server as it is set, with its draft and without
+    waiting = 1.0
+    for change in changes:
+        if change.kind == "cost":
+            waiting *= change.gain or 1.0
+    plain = Served(case=free.case, option=None, row=alone, gen_len=request.gen_len)
+    costs = costs_of(command, plain)
+    alone_times = costs.times_as_long * waiting
+    without_draft = slowed(alone, alone_times, alone_times)
+    as_it_is: Candidate | None = without_draft
+    if drafted is not None:
+        served = Served(
+            case=drafted.case,
+            option=drafted.option,
+            row=drafted.row,
+            gen_len=request.gen_len,
+        )
+        costs = costs_of(command, served)
+        times = costs.times_as_long * waiting
+        as_it_is = slowed(drafted.row, times, alone_times)
+    elif speculation is not None:
+        as_it_is = None
+
+    # what is said
     named = []
-    for change in (*of_draft, *of_batches, *costs.changes):
+    for change in (*changes, *costs.changes):
         is_small = change.gain is not None and change.gain < NOTEWORTHY
         if change.kind != "gain" or not is_small:
             named.append(change)
-    as_it_is: Candidate | None = alone
-    if command.speculation is not None:
-        as_it_is = drafted.row
+    device = free.case.hardware
+    dtype = command.read.get("--dtype", "auto")
+    if not device.has_bf16 and command.engine != "llama.cpp":
+        without_bf16 = f"{device.name} cannot compute in bf16"
+        if format_name(dtype) == "bf16":
+            refused.append(f"dtype {dtype}: {without_bf16} (--dtype half)")
+        elif format_name(dtype) != "fp16":
+            notes.append(f"{without_bf16}: priced in fp16 (--dtype half)")
     return Check(
         command=command,
         hardware=alone.hardware,
@@ -285,31 +302,12 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         context_len=alone.context_len,
         assumed=assumed,
         as_it_is=as_it_is,
-        without_draft=alone,
-        as_set=costs.as_set,
+        without_draft=without_draft,
         changes=in_order(named),
-        problems=[*of_command, *problems],
+        problems=[*refused, *problems],
         not_understood=command.not_understood,
-        notes=[
-            *on_start,
-            *drafted.notes,
-            *on_format,
-            *_on_users(command, load, request, free),
-        ],
+        notes=[*notes, *_on_users(command, load, request, free)],
     )
-
-
-def _on_format(command: ServeCommand, case: Case) -> list[str]:
-    """A device without bf16, which the command asks for, or which the model would be served in."""
-    written = command.read.get("--dtype", "auto")
-    if case.hardware.has_bf16 or command.engine == "llama.cpp":
-        return []
-    name = case.hardware.name
-    if format_name(written) == "bf16":
-        return [f"dtype {written}: {name} cannot compute in bf16 (--dtype half)"]
-    if format_name(written) == "fp16":
-        return []
-    return [f"{name} cannot compute in bf16: priced in fp16 (--dtype half)"]
 
 
 def _on_allocated_cache(command: ServeCommand, case: Case) -> list[str]:
@@ -344,27 +342,15 @@ def _on_allocated_cache(command: ServeCommand, case: Case) -> list[str]:
     ]
 
 
-def _without_acceptance(request: PlanRequest, **changes: Any) -> PlanRequest:
-    """The request without the acceptance of the command's own draft, which is no other's."""
-    return msgspec.structs.replace(
-        request,
-        acceptance_rate=None,
-        accept_length=None,
-        drafted_share=None,
-        **changes,
-    )
-
-
-def _standing(command: ServeCommand, model: ModelSpec) -> Standing | None:
-    """Whether the command's draft can be started. None: it has none."""
-    speculation = command.speculation
-    if speculation is None:
-        return None
+def _standing(
+    speculation: Speculation, command: ServeCommand, model: ModelSpec
+) -> Standing:
+    """Whether the command's draft can be started."""
     checkpoint = ""
+    drafting = None
     if speculation.draft in OWN_METHOD:
         checkpoint = speculation.checkpoint or ""
-    drafting = None
-    if speculation.draft not in OWN_METHOD and is_model(speculation.draft):
+    elif is_model(speculation.draft):
         drafting = load_model_spec(speculation.draft)
     asked = AskedDraft(
         draft=speculation.draft,
@@ -384,53 +370,6 @@ def _method_of(speculation: Speculation) -> str:
     if speculation.draft in OWN_METHOD:
         return speculation.draft
     return "full"
-
-
-def _on_draft(
-    command: ServeCommand, found: Standing | None
-) -> tuple[list[str], list[str]]:
-    """Why the server does not start or accepts nothing with its draft, with the option that cures it;
-    and notes on what is not known of the draft's checkpoint, and on what the draft needs."""
-    speculation = command.speculation
-    if found is None or speculation is None:
-        return [], []
-    engine = load_engine(command.engine_profile)
-    if not found.starts:
-        cure = ""
-        if found.method not in (None, speculation.draft):
-            cure = f" ({option_of(engine, found.method)})"
-        return [f"the draft cannot run: {found.sentence}{cure}"], []
-    notes = []
-    if found.answer == "unknown":
-        notes.append(found.sentence)
-    package = packages_of(engine, speculation.draft, _method_of(speculation))
-    if package:
-        notes.append(package)
-    return [], notes
-
-
-def _instead(
-    command: ServeCommand,
-    found: Standing,
-    request: PlanRequest,
-    model: ModelSpec,
-    free: Answer,
-) -> list[Change]:
-    """The draft to use in place of one that cannot be started, compared with no draft: the command's
-    checkpoint by the method and depth that it has, and the best of the other drafts."""
-    assert command.speculation is not None
-    changes: list[Change] = []
-    others = free.drafted
-    alone = free.document.autoregressive
-    if found.method is not None:
-        asked = _without_acceptance(request, draft=found.method, gamma=None)
-        rows = []
-        for row in answered(asked, model, [])[0][0].drafted:
-            if found.most_drafts is None or row.gamma <= found.most_drafts:
-                rows.append(row)
-        changes += _best_draft(command, rows, alone, "Draft")
-        others = [row for row in others if row.draft_method != found.method]
-    return [*changes, *_best_draft(command, others, alone, "Speculate")]
 
 
 def _over_all_devices(command: ServeCommand, load: AskedLoad) -> ServeCommand:
@@ -479,7 +418,7 @@ def _on_users(
         return notes
     rows = []
     for batch in (asked, max(USUAL_BATCH // replicas, 1)):
-        at_batch = _without_acceptance(request, draft="none", batch_sizes=(batch,))
+        at_batch = without_acceptance(request, draft="none", batch_sizes=(batch,))
         try:
             rows.append(make_plan(at_batch).best)
         except CapacityError:
@@ -555,7 +494,7 @@ def _on_usual_hardware(
     for name in USUAL_HARDWARE:
         asked = msgspec.structs.replace(request, hardware=(name,))
         try:
-            answered(_without_acceptance(asked, draft="none", gamma=None), model, [])
+            answered(without_acceptance(asked, draft="none", gamma=None), model, [])
         except CapacityError:
             continue
         if name == usual:
@@ -636,562 +575,3 @@ def _format(option: str, text: str | None, model: ModelSpec) -> str | None:
         known = ", ".join(DTYPE_BYTES)
         raise ConfigError(f"--{option} {text} is not planned for; known: {known}")
     return name
-
-
-class Over(NamedTuple):
-    """A gain over the command as it is, with its 90 % interval."""
-
-    gain: float
-    low: float
-    high: float
-    chance: float | None = None
-    """Probability that it is above 1; None: by the interval alone."""
-
-
-class Drafted(NamedTuple):
-    """The command's own draft."""
-
-    row: Candidate | None = None
-    case: Case | None = None
-    option: DraftOption | None = None
-    gamma: int = 0
-    notes: tuple[str, ...] = ()
-
-    def gammas(self, batch: int) -> DraftRows:
-        """Every gamma of the draft, as a chain, at a batch: a tree may hold more tokens than any
-        chain."""
-        assert self.row is not None
-        assert self.case is not None
-        assert self.option is not None
-        here = msgspec.structs.replace(self.row, batch_size=batch)
-        chain = replace(self.option, tree=None)
-        deepest = min(self.gamma, MAX_GAMMA)
-        return every_gamma(self.case, chain, here, deepest=deepest)
-
-    def best_at(self, batch: int) -> tuple[int, Over]:
-        """The best gamma at a batch, 0 among them, and its gain over the command's there."""
-        rows = self.gammas(batch).rows
-        now = next(row for row in rows if row.gamma == self.gamma)
-        best = max(rows, key=_rate)
-        if best.gain.speedup < 1.0:
-            return 0, _over_draft(now)
-        return best.gamma, self.over(best, now)
-
-    def over(self, row: Candidate, now: Candidate) -> Over:
-        """Another gamma's rate over that of the command's own, as a chain over its tree too.
-
-        The interval is that of decoding (advice.py), whose part of a request's time is what differs.
-        Tree and chain share the errors of acceptance and kernels, so the tree's law and the engine's
-        error are left.
-        """
-        assert self.case is not None
-        assert self.option is not None
-        gain = row.rate / now.rate
-        setup = self.case.setup(self.option)
-        tree = self.option.tree
-        if tree is not None:
-            error = float(tree_error(tree, self.gamma))
-            width = math.exp(Z_90 * math.hypot(error, engine_error(setup)))
-            return Over(gain, gain / width, gain * width)
-        situation = DraftedLoad(
-            setup=setup,
-            acceptance=self.option.acceptance,
-            batch_size=now.batch_size,
-            context_len=now.context_len,
-            gamma=self.gamma,
-            tp_size=now.tp_size,
-        )
-        choices = choices_at(
-            situation, now.batch_size, now.context_len, over=self.gamma
-        )
-        choice = choices[row.gamma]
-        share = 0.0
-        if now.requests is not None:
-            share = now.requests.prefill_share
-
-        def of_requests(decoding: float) -> float:
-            return 1.0 / (share + (1.0 - share) / decoding)
-
-        middle = of_requests(choice.gain)
-        low = gain * of_requests(choice.gain_low) / middle
-        high = gain * of_requests(choice.gain_high) / middle
-        return Over(gain, low, high)
-
-
-def _drafted(command: ServeCommand, request: PlanRequest, model: ModelSpec) -> Drafted:
-    """The command's draft at its gamma, where its acceptance is known."""
-    speculation = command.speculation
-    if speculation is None:
-        return Drafted()
-    if speculation.draft not in OWN_METHOD and not is_model(speculation.draft):
-        note = (
-            f"nothing is known of the draft {speculation.draft}, so it is not priced: its "
-            "config.json would tell"
-        )
-        return Drafted(notes=(note,))
-    batch = request.batch_sizes[0]
-    gamma = speculation.gamma_at(batch)
-    asked = msgspec.structs.replace(
-        request,
-        draft=speculation.draft,
-        gamma=gamma or speculation.gamma,
-        tree=speculation.tree,
-    )
-    if speculation.draft not in OWN_METHOD:
-        asked = msgspec.structs.replace(asked, draft_method="full")
-    first = answered(asked, model, [])[0][0]
-    if not first.drafted:
-        break_even = ""
-        unknown = make_plan(_without_acceptance(asked, gamma=None)).needs_acceptance
-        for draft in unknown:
-            rate = draft.break_even_acceptance_rate
-            if rate is not None:
-                break_even = f"; it is faster from a rate of {rate:.2f}"
-                break
-        note = (
-            f"no acceptance of {speculation.draft} is known for {model.name}{break_even} "
-            "(--acceptance-rate)"
-        )
-        return Drafted(notes=(note,))
-    row = first.drafted[0]
-    for other in first.drafted:
-        if other.draft_budget == speculation.window:
-            row = other
-            break
-    notes = []
-    if speculation.gamma is None:
-        notes.append(f"gamma is the engine's default; {row.gamma}, the best, was taken")
-    if speculation.tree is not None:
-        notes.append(TREES_LOSE)
-    elif speculation.is_tree:
-        notes.append("drafts branch here and are priced as chains")
-    written = f"{speculation.checkpoint} {command.read}".lower()
-    for word, name in UNMEASURED_FORMS.items():
-        if speculation.draft == "dflash" and word in written:
-            notes.append(
-                f"{name} is priced as DFlash: its own choice among candidates was not measured"
-            )
-    if speculation.by_batch and not speculation.bands:
-        notes.append("gamma follows a table by batch; its deepest was taken")
-    elif speculation.by_batch and gamma == 0:
-        notes.append(
-            f"gamma follows a table by batch, which drafts nothing for {batch} sequences; its "
-            f"deepest, {row.gamma}, was taken"
-        )
-    elif speculation.by_batch:
-        notes.append(
-            f"gamma follows a table by batch: {row.gamma} for {batch} sequences"
-        )
-    return Drafted(
-        row=row,
-        case=first.case,
-        option=first.searched.origin(row).option,
-        gamma=row.gamma,
-        notes=tuple(notes),
-    )
-
-
-ONE_PASS_METHODS = tuple(
-    name for name, method in METHODS.items() if method.sort in ("lookup", "parallel")
-)
-"""Methods whose drafts take no steps to count."""
-
-# What to change
-
-
-def _on_speculation(
-    command: ServeCommand,
-    drafted: Drafted,
-    free: Answer,
-) -> list[Change]:
-    """Another gamma, no draft, another draft, a draft at all, or gamma by batch."""
-    alone = free.document.autoregressive
-    if command.speculation is None:
-        return _best_draft(command, free.drafted, alone, "Speculate")
-    if drafted.row is None:
-        return []
-    row = drafted.row
-    own = drafted.gammas(row.batch_size)
-    changes = []
-    runs = [other for other in own.rows if other.fits]
-    best = max(runs, key=_rate, default=row)
-    if command.speculation.tree is not None:
-        changes.append(_chain(command, drafted, best, runs))
-    elif best.gamma != drafted.gamma:
-        changes.append(
-            _gaining(
-                drafted.over(best, row),
-                change=f"Draft {_tokens(best.gamma)} per step, not {drafted.gamma}",
-                option=_gamma_option(command, best.gamma),
-                reason=_steps(best, row),
-            )
-        )
-    changes.append(
-        _gaining(
-            _over_draft(row),
-            change=f"Do not speculate at {format_count(row.batch_size, 'user')}",
-            option=f"leave out {OPTIONS[command.engine].speculation}",
-            reason="a step with drafts costs more than its tokens are worth",
-        )
-    )
-    others = []
-    for other in free.drafted:
-        if (other.draft, other.draft_method) != (row.draft, row.draft_method):
-            others.append(other)
-    assert drafted.case is not None
-    plain, *of_drafts = free.searched
-    draws = draws_of(drafted.case, [plain, own, *of_drafts], row)
-    changes += _best_draft(command, others, row, "Draft", draws)
-    if not command.speculation.by_batch:
-        changes += _by_batch(command, drafted)
-    return changes
-
-
-def _gaining(over: Over, *, change: str, option: str, reason: str) -> Change:
-    return Change(
-        change=change,
-        option=option,
-        reason=reason,
-        gain=over.gain,
-        gain_low=over.low,
-        gain_high=over.high,
-        chance=over.chance,
-    )
-
-
-def _over_draft(row: Candidate) -> Over:
-    """The gain of no draft over a row's: its own gain, turned round."""
-    gain = row.gain
-    return Over(
-        gain=1.0 / gain.speedup,
-        low=1.0 / gain.high,
-        high=1.0 / gain.low,
-        chance=1.0 - gain.probability,
-    )
-
-
-def _chain(
-    command: ServeCommand,
-    drafted: Drafted,
-    best: Candidate,
-    chains: Sequence[Candidate],
-) -> Change:
-    """A chain of drafts instead of the command's tree."""
-    assert drafted.row is not None
-    reason = (
-        f"{best.drafting.tokens_per_step:.2f} tokens per step for "
-        f"{drafted.row.drafting.tokens_per_step:.2f}"
-    )
-    for chain in chains:
-        if chain.gamma == drafted.gamma != best.gamma:
-            gain = chain.rate / drafted.row.rate
-            reason += f"; a chain of {chain.gamma}: {gain:.2f}x"
-    return _gaining(
-        drafted.over(best, drafted.row),
-        change=f"Draft a chain of {_tokens(best.gamma)}, not a tree of {drafted.gamma}",
-        option=f"--speculative-eagle-topk 1 {_gamma_option(command, best.gamma)}",
-        reason=reason,
-    )
-
-
-def _best_draft(
-    command: ServeCommand,
-    rows: Sequence[Candidate],
-    now: Candidate,
-    verb: str,
-    draws: Draws | None = None,
-) -> list[Change]:
-    """The best row that runs of some drafts, over what runs now; `draws`: of all of them and of what
-    runs now, where that is a draft."""
-    able = []
-    for row in rows:
-        needs_more = row.drafting.needs_plugin or row.drafting.is_hypothetical
-        if row.is_speculative and row.fits and not needs_more:
-            able.append(row)
-    if not able:
-        return []
-    best = max(able, key=_rate)
-    name = draft_name(best.draft, best.draft_method, best.draft_budget)
-    engine = load_engine(command.engine_profile)
-    package = packages_of(engine, best.draft, best.draft_method)
-    reason = f"{_steps(best, now)}. {acceptance_of(best.drafting)}"
-    if package:
-        reason += f" {package[0].upper()}{package[1:]}."
-    return [
-        _gaining(
-            _over(best, now, draws),
-            change=f"{verb} with {name}, {_tokens(best.gamma)} per step",
-            option=_draft_option(command, best),
-            reason=reason,
-        )
-    ]
-
-
-def _over(row: Candidate, now: Candidate, draws: Draws | None) -> Over:
-    """A draft's rate over that of what runs now. Drafts share errors of costs and of acceptance, so
-    the interval between two is of draws of both."""
-    gain = row.rate / now.rate
-    if not now.is_speculative:
-        return Over(gain, row.gain.low, row.gain.high, row.gain.probability)
-    times = None if draws is None else draws.times_as_fast(row, now)
-    if times is None:
-        width = math.exp(math.hypot(_deviation(row), _deviation(now)) * Z_90)
-        return Over(gain, gain / width, gain * width)
-    low, high = np.quantile(times, INTERVAL_ENDS).tolist()
-    return Over(gain, low, high, float((times > 1.0).mean()))
-
-
-def _steps(row: Candidate, now: Candidate) -> str:
-    """The tokens per step of a row and of what runs now, and which has the longer steps."""
-    length = "longer" if row.step_s > now.step_s else "shorter"
-    return (
-        f"{row.drafting.tokens_per_step:.2f} tokens per step for {now.drafting.tokens_per_step:.2f}, "
-        f"in {length} steps"
-    )
-
-
-def _tokens(gamma: int) -> str:
-    return format_count(gamma, "token")
-
-
-def _deviation(row: Candidate) -> float:
-    """Standard deviation of the logarithm of a speedup; none without a draft."""
-    return math.log(row.gain.high / row.gain.low) / (2.0 * Z_90)
-
-
-def _rate(row: Candidate) -> float:
-    return row.rate
-
-
-def _by_batch(command: ServeCommand, drafted: Drafted) -> list[Change]:
-    """A table of gammas by batch, weighed where it differs most from one gamma."""
-    assert drafted.row is not None
-    assert drafted.case is not None
-    assert drafted.option is not None
-    if drafted.option.tree is not None:
-        return []
-    here = drafted.row.batch_size
-    gammas: dict[int, int] = {}
-    over: dict[int, Over] = {}
-    for batch in (*(batch for batch in LIGHT_LOADS if batch < here), here):
-        gammas[batch], over[batch] = drafted.best_at(batch)
-    if len(set(gammas.values())) == 1 or command.engine == "llama.cpp":
-        return []
-    cost, cost_low, cost_high = drafted.case.engine.table_costs(drafted.row.draft)
-    gains = [of_batch.gain for of_batch in over.values()]
-    if statistics.geometric_mean(gains) < NOTEWORTHY * (1.0 + cost):
-        return []
-    light = [batch for batch in over if batch < here]
-    batch = max(light, key=lambda batch: over[batch].gain)
-    most = over[batch]
-    bands = ", ".join(f"{batch}: {gamma}" for batch, gamma in gammas.items())
-    reason = "few sequences leave more room for drafts"
-    if gammas[min(gammas)] < gammas[here]:  # a mixture reads further experts for each
-        reason = "a step of few sequences pays more for each token that it verifies"
-    if cost:
-        # it is paid at every batch, also where the table's gamma is the one that runs now
-        reason += (
-            f"; following a table makes every step {format_percent(cost)} longer, which is "
-            "counted here"
-        )
-    return [
-        Change(
-            change=f"Let gamma follow the batch ({bands})",
-            option=_table_option(command, drafted, gammas),
-            reason=reason,
-            gain=most.gain / (1.0 + cost),
-            gain_low=most.low / (1.0 + cost_high),
-            gain_high=most.high / (1.0 + cost_low),
-            at_batch=batch,
-        )
-    ]
-
-
-def _on_batches(
-    command: ServeCommand,
-    load: AskedLoad,
-    request: PlanRequest,
-    model: ModelSpec,
-) -> list[Change]:
-    """max-num-seqs below the users there are or above what fits, and devices that hold them."""
-    alone = _without_acceptance(request, draft="none", gamma=None)
-    first = answered(alone, model, [])[0][0]
-    fits = int(most_that_fit(first.case)) * command.dp_size
-    now = first.document.best
-    most = command.max_num_seqs
-    option = OPTIONS[command.engine].batch
-    changes = []
-    users = load.batch or 0
-    if users > fits:
-        changes += _more_devices(command, alone, users, now)
-    if most is not None and most > fits:
-        expected = Change(
-            change=f"Expect {fits} sequences at once, not {most}",
-            option=f"{option} {fits}",
-            reason=f"more do not fit at {request.context_lens[0]} tokens: they wait, or are "
-            "preempted and computed again",
-            gain=None,
-        )
-        if users > fits and command.engine in PREEMPTING:
-            # no request's prompt is read again, or each one's once
-            output_s = (request.gen_len or USUAL_OUTPUT) * now.tpot_s
-            again = now.decoding.ttft_s / (now.decoding.ttft_s + output_s)
-            expected = msgspec.structs.replace(
-                expected,
-                gain=1.0 + again / 2.0,
-                gain_low=1.0,
-                gain_high=1.0 + again,
-                kind="cost",
-            )
-        changes.append(expected)
-    if most is not None and min(users, fits) > most:
-        wider = min(users, fits) // command.dp_size
-        row = make_plan(msgspec.structs.replace(alone, batch_sizes=(wider,))).best
-        reason = "the others wait; each token then takes longer"
-        served = f"Serve {format_count(min(users, fits), 'user')} at once, not {most}"
-        changes.append(
-            _throughput(served, f"{option} {min(users, fits)}", reason, row, now)
-        )
-    return changes
-
-
-def _more_devices(
-    command: ServeCommand,
-    alone: PlanRequest,
-    users: int,
-    now: Candidate,
-) -> list[Change]:
-    """The fewest devices of a replica that hold all users, or else those of a node."""
-    if command.pp_size > 1:
-        return []
-    batch = max(users // command.dp_size, 1)
-    asked = msgspec.structs.replace(alone, tp_size=None, batch_sizes=(batch,))
-    try:
-        row = make_plan(asked).best
-    except CapacityError:
-        return []
-    if row.tp_size <= command.tp_size:
-        return []
-    return [
-        _throughput(
-            f"Use tp {row.tp_size}: it holds {row.batch_size * command.dp_size} of {users} users",
-            OPTIONS[command.engine].tp.format(row.tp_size),
-            f"{now.batch_size * command.dp_size} fit at once now",
-            row,
-            now,
-            needs_gpus=row.tp_size * command.dp_size,
-        )
-    ]
-
-
-def _throughput(
-    change: str,
-    option: str,
-    reason: str,
-    row: Candidate,
-    now: Candidate,
-    *,
-    needs_gpus: int | None = None,
-) -> Change:
-    """A change of how many are served at once, by tokens per second of a replica."""
-    gain = row.tokens_per_s / now.tokens_per_s
-    return Change(
-        change=change,
-        option=option,
-        reason=reason,
-        gain=gain,
-        gain_low=gain * row.decoding.tpot_low_s / row.tpot_s,
-        gain_high=gain * row.decoding.tpot_high_s / row.tpot_s,
-        needs_gpus=needs_gpus,
-    )
-
-
-def _served(request: PlanRequest, drafted: Drafted, free: Answer) -> Served:
-    """The command's own row, or the one without a draft, with what prices it at other settings."""
-    return Served(
-        case=drafted.case or free.case,
-        option=drafted.option,
-        row=drafted.row or free.document.autoregressive,
-        gen_len=request.gen_len,
-    )
-
-
-def _gamma_option(command: ServeCommand, gamma: int) -> str:
-    given = command.read.get("--speculative-config", "{}")
-    config = json.loads(given) | {"num_speculative_tokens": gamma}
-    option = OPTIONS[command.engine].gamma.format(
-        config=json.dumps(config), gamma=gamma, verified=gamma + 1
-    )
-    speculation = command.speculation
-    has_steps = speculation is None or speculation.draft not in ONE_PASS_METHODS
-    if command.engine == "sglang" and has_steps:
-        return f"--speculative-num-steps {gamma} {option}"
-    return option
-
-
-def _draft_option(command: ServeCommand, row: Candidate) -> str:
-    """The setting that asks for another draft; a head's checkpoint is left to fill in."""
-    engine = load_engine(command.engine_profile)
-    call: dict[str, object] = dict(engine.draft_call(row.draft_method))
-    checkpoint = ""
-    if row.draft not in ("self", row.draft_method):
-        checkpoint = served_checkpoint(row.draft) or row.draft
-    elif METHODS[row.draft_method].has_checkpoint:
-        checkpoint = _head_of(command, row)
-    if command.engine == "sglang":
-        words = sglang_draft(engine, row, row.gamma, checkpoint)
-        return " ".join(word for pair in words for word in pair)
-    if command.engine == "vllm":
-        call |= {"num_speculative_tokens": row.gamma}
-        if row.draft_method == "ngram":
-            call |= {"prompt_lookup_max": PROMPT_LOOKUP_MAX}
-        if checkpoint:
-            call |= {"model": checkpoint}
-        return f"--speculative-config '{json.dumps(call)}'"
-    if command.engine == "llama.cpp":
-        sort = {"ngram": "ngram-simple", "full": "draft"}.get(
-            row.draft_method, f"draft-{row.draft_method}"
-        )
-        model = f" --model-draft {checkpoint}" if checkpoint else ""
-        return f"--spec-type {sort}{model} --spec-draft-n-max {row.gamma}"
-    if row.draft_method == "mtp":
-        call |= {"num_nextn_predict_layers": row.gamma}
-    if row.draft_method == "ngram":
-        call |= {"max_matching_ngram_size": PROMPT_LOOKUP_MAX}
-    if checkpoint:
-        call |= {"speculative_model": checkpoint}
-    call |= {"max_draft_len": row.gamma}
-    return f"speculative_config: {json.dumps(call)}"
-
-
-def _head_of(command: ServeCommand, row: Candidate) -> str:
-    """The checkpoint of a head: the command's own where it is of this kind and shape, else the one
-    whose acceptance is believed, else a name to fill in."""
-    speculation = command.speculation
-    if speculation is not None and speculation.checkpoint is not None:
-        facts = facts_of(speculation.checkpoint, reads_files=False)
-        model = load_model_spec(command.model)
-        fits = facts.hidden_size in (None, model.hidden_size) and (
-            facts.vocab_size in (None, model.vocab_size)
-        )
-        if facts.method == row.draft_method and fits:
-            return speculation.checkpoint
-    return row.drafting.checkpoint or f"{method_name(row.draft_method)}-HEAD"
-
-
-def _table_option(
-    command: ServeCommand, drafted: Drafted, gammas: dict[int, int]
-) -> str:
-    assert drafted.row is not None
-    table = TableGamma(
-        batch_sizes=tuple(gammas),
-        context_lens=(drafted.row.context_len,),
-        gammas=tuple((gamma,) for gamma in gammas.values()),
-    )
-    bands = [list(band) for band in table.bands(drafted.row.context_len)]
-    config = json.loads(command.read.get("--speculative-config", "{}"))
-    config |= {
-        "num_speculative_tokens": table.max_gamma,
-        "num_speculative_tokens_per_batch_size": bands,
-    }
-    return OPTIONS[command.engine].table.format(config=json.dumps(config))

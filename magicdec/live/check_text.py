@@ -89,18 +89,11 @@ def _described(result: Check, row: Candidate) -> str:
     if row.is_speculative:
         gain = row.gain
         speedup = f", {gain.speedup:.2f}x over no draft (90 %: {gain.low:.2f} to {gain.high:.2f})"
-    as_set = ""
-    if result.as_set is not None:
-        as_set = (
-            f"; as it is set, about {format_seconds(result.as_set.between_tokens_s)}"
-        )
-        if row.is_speculative:
-            as_set += f", {result.as_set.speedup:.2f}x over no draft so set"
     batch = f"batch {row.batch_size}"
     if result.command.dp_size > 1:
         batch += f" on each of {result.command.dp_size} replicas"
     return (
         f"{drafting} on {result.num_gpus} x {result.hardware} (tp {row.tp_size}), engine "
         f"{result.command.engine}, {batch}, context {row.context_len}: "
-        f"{format_seconds(row.between_tokens_s)} per token{speedup}{as_set}"
+        f"{format_seconds(row.between_tokens_s)} per token{speedup}"
     )

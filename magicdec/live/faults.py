@@ -2,27 +2,39 @@
 
 Acceptance says how much faster a draft should make a server at the observed load, the time per
 token how much faster it is. Where the second is below the first one's 90 % interval, every step
-takes so much longer than predicted, and causes that engines are known to have are sized beside it.
+takes so much longer than predicted, and the settings that engines are known to run with by mistake
+are named with the time that each alone would add (live/settings.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from magicdec.live.advice import Advice, DraftedLoad, choices_at
-from magicdec.live.settings import with_host_times
+from magicdec.live.settings import (
+    Setting,
+    between_steps,
+    eager_drafter,
+    piecewise,
+    with_host_times,
+)
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.intervals import interval
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
+from magicdec.specs.engine import EngineProfile
 from magicdec.units import MILLI
 
-PIECEWISE = "verification outside whole graphs (a downgrade to PIECEWISE in its log)"
-BETWEEN_STEPS = "scheduling between steps (asynchronous scheduling off)"
-EAGER = "an eager drafter (enforce_eager)"
+KNOWN = {
+    "verification outside whole graphs (a downgrade to PIECEWISE in its log)": Setting(
+        piecewise, is_of_graphs=True
+    ),
+    "scheduling between steps (asynchronous scheduling off)": Setting(between_steps),
+    "an eager drafter (enforce_eager)": Setting(eager_drafter),
+}
+"""Settings that slow servers were found with."""
 SLOW = 1.5
 """A step that takes so many times the expected one, and more than its interval, is a fault."""
 LEAST_PART = 0.15
@@ -114,7 +126,7 @@ def slow_line(
     )
     causes: dict[str, float] = {}
     if situation is not None:
-        causes = _causes(situation, situation.batch_size, expected.step_s, excess_s)
+        causes = _causes(situation, excess_s)
     if max(causes.values(), default=0.0) < LEAST_PART * excess_s:
         return (
             f"{line}: look for idle time and prompts within what was timed, other work on the device, "
@@ -143,34 +155,32 @@ def fault_of(advice: Advice, tpot_s: float | None) -> Fault | None:
         expected=now.gain,
         expected_low=now.gain_low,
         excess_s=excess_s,
-        causes=_causes(situation, batch, now.tpot_s * now.tokens_per_step, excess_s),
+        causes=_causes(situation, excess_s),
     )
 
 
-def _causes(
-    situation: DraftedLoad, batch: float, step_s: float, excess_s: float
-) -> dict[str, float]:
-    """Known causes by how near each alone comes to the excess over steps of `step_s`."""
+def _causes(situation: DraftedLoad, excess_s: float) -> dict[str, float]:
+    """The time that each known setting would add to a step, the one nearest to the excess first."""
     setup = situation.setup
     engine = with_host_times(setup.engine)
-    layers = setup.model.num_hidden_layers
-    older_s = engine.overheads.older_sequence_overhead_s or 0.0
-    # what a sequence adds to a step that is scheduled between others
-    sequence_s = max(older_s - engine.overheads.sequence_overhead_s, 0.0)
-    causes = {
-        PIECEWISE: engine.graphs.piecewise_middle_s(layers, step_s),
-        BETWEEN_STEPS: batch * sequence_s
-        + engine.overheads.synchronous_step_overhead_s,
-    }
-    if draft_of(setup).has_prefill:
-        drafted = 1
-        if setup.draft_model is not None:
-            drafted = setup.draft_model.num_hidden_layers
-        passes = situation.gamma * drafted
-        causes[EAGER] = passes * engine.graphs.eager_host_layer_s
-    known = {name: seconds for name, seconds in causes.items() if seconds > 0.0}
 
-    def distance(name: str) -> float:
-        return abs(known[name] - excess_s)
+    def step_s(engine: EngineProfile) -> float:
+        return expected_step(
+            replace(setup, engine=engine),
+            situation.acceptance,
+            batch=situation.batch_size,
+            context=situation.context_len,
+            gamma=situation.gamma,
+            tp_size=situation.tp_size,
+        ).step_s
 
-    return {name: known[name] for name in sorted(known, key=distance)}
+    usual_s = step_s(engine)
+    causes = {}
+    for name, setting in KNOWN.items():
+        more_s = step_s(setting.path(engine)) - usual_s
+        if setting.is_of_graphs:
+            second_s = engine.graphs.piecewise_s(setup.model.num_hidden_layers)
+            more_s = (more_s + second_s) / 2.0
+        if more_s > 0.0:
+            causes[name] = more_s
+    return dict(sorted(causes.items(), key=lambda cause: abs(cause[1] - excess_s)))

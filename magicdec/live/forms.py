@@ -256,6 +256,7 @@ def looks_like(text: str) -> str:
             names = [printable(str(name))[:SHOWN] for name in documents[0]]
             shown = ", ".join(names[:SHOWN_FIELDS])
             return f"JSON with the fields {shown}, which no form that is read has"
+        return "a JSON list, which no form that is read is"
     if start.lower().startswith(("<!doctype", "<html")):
         return "a web page"
     if re.search(r"^# (?:HELP|TYPE) ", text, re.MULTILINE):

@@ -379,7 +379,7 @@ def _load(scrapes: Sequence[Scrape], target: Target) -> MeanGauges:
             busy.append(scrape)
 
     def mean(name: str) -> float | None:
-        return _mean(_gauge(scrape, target, name) for scrape in busy)
+        return mean_of_known(_gauge(scrape, target, name) for scrape in busy)
 
     gamma = None
     mean_gamma = mean("gamma")
@@ -389,7 +389,9 @@ def _load(scrapes: Sequence[Scrape], target: Target) -> MeanGauges:
         running=mean("running"),
         waiting=mean("waiting"),
         kv_usage=mean("kv_usage"),
-        context_len=_mean(_tokens_per_sequence(scrape, target) for scrape in busy),
+        context_len=mean_of_known(
+            _tokens_per_sequence(scrape, target) for scrape in busy
+        ),
         gamma=gamma,
     )
 
@@ -398,7 +400,7 @@ def _gauge(scrape: Scrape, target: Target, name: str) -> float | None:
     """A gauge of one batch: SGLang's data-parallel ranks each report their own, its tensor-parallel
     ranks the same."""
     rows = scrape.rows(target.series.gauges.get(name), target.labels)
-    return _mean(value for _, value in rows)
+    return mean_of_known(value for _, value in rows)
 
 
 def _on_ranks(scrape: Scrape, target: Target) -> tuple[str, ...]:
@@ -430,7 +432,8 @@ def _tokens_per_sequence(scrape: Scrape, target: Target) -> float | None:
     return _ratio(tokens, _gauge(scrape, target, "running"))
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """The mean of what is told; None: nothing is."""
     known = [value for value in values if value is not None]
     if known:
         return math.fsum(known) / len(known)

@@ -10,8 +10,7 @@ import numpy as np
 
 from magicdec.counts import Counts, clustered_stderr, constant_rate
 from magicdec.errors import ConfigError
-from magicdec.live.observation import CounterIncreases as Counters
-from magicdec.live.observation import Observation, ServedDraft
+from magicdec.live.observation import CounterIncreases, Observation, ServedDraft
 from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
 from magicdec.perfmodel.acceptance.fit import (
     MeasuredRates,
@@ -51,7 +50,9 @@ def measurements(
     )
 
 
-def _survivors(observation: Observation, counters: Counters) -> tuple[float, ...]:
+def _survivors(
+    observation: Observation, counters: CounterIncreases
+) -> tuple[float, ...]:
     """Drafts accepted at each position; where only their sum is counted, as one rate for all
     positions would.
     """

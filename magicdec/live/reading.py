@@ -22,6 +22,7 @@ from magicdec.live.observation import (
     MeanGauges,
     Observation,
     ServedDraft,
+    mean_of_known,
 )
 from magicdec.schema.record import LARGEST_NUMBER
 
@@ -119,18 +120,22 @@ def _of_engine(
             f"{left_out} of {len(readings)} {logged.unit} span idle time or prompts: their speed "
             "is taken from the others"
         )
+    window_s = math.fsum(taken_s or 0.0 for taken_s in seconds) or None
+    if None in seconds:
+        window_s = None
+    busy = [each for each in readings if each.running is None or each.running > 0]
     return Observation(
         target=Target(series=logged.series, model=logged.model, replica=engine),
         segments=tuple(segments),
         counts=functools.reduce(operator.add, segments),
         load=MeanGauges(
-            running=_mean(readings, "running"),
-            waiting=_mean(readings, "waiting"),
-            kv_usage=_mean(readings, "kv_usage"),
-            context_len=_mean(readings, "context_len"),
+            running=mean_of_known(reading.running for reading in busy),
+            waiting=mean_of_known(reading.waiting for reading in busy),
+            kv_usage=mean_of_known(reading.kv_usage for reading in busy),
+            context_len=mean_of_known(reading.context_len for reading in busy),
             gamma=logged.gamma,
         ),
-        window_s=_total(seconds),
+        window_s=window_s,
         num_scrapes=logged.number or len(readings),
         announced=logged.draft,
         form=logged.form,
@@ -166,33 +171,6 @@ def _usual_step(readings: Sequence[Reading]) -> tuple[float | None, int]:
     return statistics.median(like), len(readings) - len(like)
 
 
-def _mean(readings: Sequence[Reading], name: str) -> float | None:
-    values = []
-    for reading in readings:
-        value = getattr(reading, name)
-        if value is not None and (reading.running is None or reading.running > 0):
-            values.append(value)
-    if values:
-        return math.fsum(values) / len(values)
-    return None
-
-
-def _total(seconds: Sequence[float | None]) -> float | None:
-    known = [value for value in seconds if value is not None]
-    if len(known) < len(seconds) or not math.fsum(known):
-        return None
-    return math.fsum(known)
-
-
-def _mean_load(parts: Sequence[Observation], name: str) -> float | None:
-    """Mean of a quantity of the load over the parts that tell it."""
-    values = [getattr(part.load, name) for part in parts]
-    known = [value for value in values if value is not None]
-    if known:
-        return math.fsum(known) / len(known)
-    return None
-
-
 def summed(parts: Sequence[Observation]) -> Observation:
     """Data-parallel engines of one model as one: counts and speeds are sums, a batch is that of each
     engine.
@@ -213,10 +191,10 @@ def summed(parts: Sequence[Observation]) -> Observation:
         segments=tuple(segments),
         counts=functools.reduce(operator.add, [part.counts for part in parts]),
         load=MeanGauges(
-            running=_mean_load(parts, "running"),
-            waiting=_mean_load(parts, "waiting"),
-            kv_usage=_mean_load(parts, "kv_usage"),
-            context_len=_mean_load(parts, "context_len"),
+            running=mean_of_known(part.load.running for part in parts),
+            waiting=mean_of_known(part.load.waiting for part in parts),
+            kv_usage=mean_of_known(part.load.kv_usage for part in parts),
+            context_len=mean_of_known(part.load.context_len for part in parts),
             gamma=max((part.load.gamma or 0 for part in parts), default=0) or None,
         ),
         window_s=max(windows, default=None),

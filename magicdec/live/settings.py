@@ -2,13 +2,14 @@
 drafter, prompts read anew or in small parts, steps with too few tokens; and those with which a
 draft's output is not the target's own.
 
-Each setting is a difference of the engine's path. The server as it is set has all of them, and a
-setting's price is the time per token so over the time without that one.
+Each setting is a difference of the engine's path. The server as it is has all of them, and a
+setting's price is its time between tokens over the time without that one.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -16,6 +17,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from magicdec.counts import Z_90
+from magicdec.live.options import OPTIONS, graph_option
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.search import search
@@ -61,6 +63,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """Devices that it takes, where the command uses fewer."""
 
     @property
+    def is_here(self) -> bool:
+        """Whether it is of this load, on these devices."""
+        return self.at_batch is None and self.needs_gpus is None
+
+    @property
     def is_sure(self) -> bool:
         """Whether it gains more than its uncertainty."""
         return self.gain_low is not None and self.gain_low > 1.0
@@ -95,323 +102,51 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         if self.option is not None:
             options = (self.option,)
         case = replace(self.case, engine=engine, options=options)
-        for found in search(case, None):
-            for row in found.rows:
+        for of_draft in search(case, None):
+            for row in of_draft.rows:
                 is_same = row.gamma == self.row.gamma
                 if is_same and row.draft_budget == self.row.draft_budget:
                     return row
         return None
 
 
-class AsSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Times between tokens with every setting of a command that costs."""
-
-    between_tokens_s: float
-    without_draft_s: float
-
-    @property
-    def speedup(self) -> float:
-        """Over no draft, both being set alike."""
-        return self.without_draft_s / self.between_tokens_s
+# The paths
 
 
 class Setting(NamedTuple):
-    """A setting of a command that changes the engine's path, and the path with it."""
+    """A setting that changes the engine's path."""
 
-    change: Change | None
-    """The advice to leave it out, not priced; None: it cannot be left out."""
     path: Callable[[EngineProfile], EngineProfile]
+    """The engine with it."""
     is_of_graphs: bool = False
     """Whether two laws fit what was measured of it, so its price lies between them."""
+    advice: Change | None = None
+    """The advice to leave it out, not priced; None: it cannot be left out."""
 
 
-class SettingCosts(NamedTuple):
-    """A command's settings that cost or lose exactness, each priced against the command without it."""
-
-    changes: list[Change]
-    as_set: AsSet | None
-    """None: nothing costs, or the server does not run so."""
+def piecewise(engine: EngineProfile) -> EngineProfile:
+    """The engine whose decoding replays graphs in pieces."""
+    return engine.as_set(PathOptions(cudagraph_mode="PIECEWISE"))
 
 
-def costs_of(
-    command: ServeCommand, served: Served, alone: Served, *, waiting: float = 1.0
-) -> SettingCosts:
-    """Prices a command's settings: the time per token as it is set over the time without one of them.
-
-    `alone` is the server without its draft, `waiting` the factor by which users who do not fit slow all.
-    """
-    limits = [*_limits(command, served)]
-    is_usual = waiting == 1.0
-    as_set_s = []
-    for each, set_there in ((served, limits), (alone, [*_limits(command, alone)])):
-        settings = path_settings(command, each)
-        costs = [change.gain or 1.0 for change in set_there if change.kind == "cost"]
-        is_usual = is_usual and not settings and not costs
-        times = PathTimes.of(each, settings)
-        if times is not None:
-            as_set_s.append(times.between_tokens_s * math.prod(costs) * waiting)
-    as_set = None
-    if not is_usual and len(as_set_s) == 2:
-        between_tokens_s, without_draft_s = as_set_s
-        as_set = AsSet(
-            between_tokens_s=between_tokens_s, without_draft_s=without_draft_s
-        )
-    of_path = _path_costs(served, path_settings(command, served))
-    return SettingCosts([*of_path, *limits, *_inexact(command)], as_set)
+def without_graphs(engine: EngineProfile) -> EngineProfile:
+    """The engine that launches kernel by kernel."""
+    return engine.as_set(PathOptions(enforce_eager=True))
 
 
-def unpriced_costs(command: ServeCommand) -> list[Change]:
-    """Settings that surely cost whatever is served, and those that lose exactness, where nothing fits
-    that would price them."""
-    changes = []
-    for setting in path_settings(command, None):
-        if setting.change is not None:
-            changes.append(setting.change)
-    return [*changes, *_inexact(command)]
+def between_steps(engine: EngineProfile) -> EngineProfile:
+    """The engine that schedules a step when the one before has ended."""
+    return engine.as_set(PathOptions(is_synchronous=True))
 
 
-class OptionTexts(NamedTuple):
-    """An engine's options, as advice writes them."""
-
-    speculation: str
-    gamma: str
-    table: str
-    """Gamma by batch."""
-    tp: str
-    batch: str
-    """Sequences at once."""
-    chunk: str
-    """Tokens of a prompt that one step reads."""
-    captured: str
-    """Largest step that has a graph."""
-    asynchronous: str
-    """Undoes what keeps a step from being scheduled while another runs."""
-    prefix_cache: str
-
-
-OPTIONS = {
-    "vllm": OptionTexts(
-        speculation="--speculative-config",
-        gamma="--speculative-config '{config}'",
-        table="--speculative-config '{config}'",
-        tp="--tensor-parallel-size {}",
-        batch="--max-num-seqs",
-        chunk="--max-num-batched-tokens",
-        captured="--max-cudagraph-capture-size {}",
-        asynchronous="leave out --no-async-scheduling",
-        prefix_cache="leave out --no-enable-prefix-caching",
-    ),
-    "sglang": OptionTexts(
-        speculation="--speculative-algorithm",
-        gamma="--speculative-num-draft-tokens {verified}",
-        table="--speculative-adaptive",
-        tp="--tp {}",
-        batch="--max-running-requests",
-        chunk="--chunked-prefill-size",
-        captured="--cuda-graph-max-bs {}",
-        asynchronous="leave out --disable-overlap-schedule",
-        prefix_cache="leave out --disable-radix-cache",
-    ),
-    "trtllm": OptionTexts(
-        speculation="speculative_config",
-        gamma="speculative_config: max_draft_len: {gamma}",
-        table="draft_len_schedule in speculative_config",
-        tp="--tp_size {}",
-        batch="--max_batch_size",
-        chunk="--max_num_tokens",
-        captured="cuda_graph_config: max_batch_size: {}",
-        asynchronous="disable_overlap_scheduler: false",
-        prefix_cache="kv_cache_config: enable_block_reuse: true",
-    ),
-    "llama.cpp": OptionTexts(
-        speculation="--spec-type",
-        gamma="--spec-draft-n-max {gamma}",
-        table="",
-        tp="--split-mode row",  # over all the devices that it sees
-        batch="--parallel",
-        chunk="--batch-size",
-        captured="--cuda-graph-max-bs {}",
-        asynchronous="",
-        prefix_cache="--cache-prompt",
-    ),
-}
-UNLIKE_WHOLE = {
-    "piecewise": (
-        "Replay whole graphs of decoding, not piecewise ones",
-        "attention and what lies around it are launched layer by layer",
-    ),
-    "none": (
-        "Capture graphs: none is replayed",
-        "every pass launches its kernels one by one",
-    ),
-    "eager": (
-        "Capture graphs: it runs eagerly",
-        "every pass launches its kernels one by one, uncompiled",
-    ),
-}
-"""Advice and reason by the graphs that a command leaves decoding with."""
-
-
-def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]:
-    """The settings that change the path of a step, in the order in which they are applied; `served`
-    None: those that do at any load."""
-    settings = []
-    has_graphs = command.graphs not in ("none", "eager")
-    is_captured = True
-    runs_ahead = True
-    has_drafter = False
-    # the size of the graph that a step replays: in tokens in vLLM, in sequences elsewhere
-    needed = 0
-    if served is not None:
-        row = served.row
-        needed = row.batch_size
-        if command.engine == "vllm":
-            needed *= row.gamma + 1
-        is_captured = row.step.is_captured
-        if command.captured_tokens is not None:
-            is_captured = command.captured_tokens >= needed
-        path = served.case.engine.path(row.draft, row.draft_method)
-        runs_ahead = path.is_asynchronous
-        if served.option is not None:
-            has_drafter = draft_of(served.case.setup(served.option)).has_prefill
-    if command.graphs in UNLIKE_WHOLE:
-        change, reason = UNLIKE_WHOLE[command.graphs]
-        mode = PathOptions(enforce_eager=not has_graphs, cudagraph_mode=command.graphs)
-        settings.append(
-            Setting(
-                _unpriced(change, _graph_option(command), reason),
-                lambda engine: engine.as_set(mode),
-                is_of_graphs=True,
-            )
-        )
-    elif not is_captured:
-        has_graphs = False
-        unit = "tokens" if command.engine == "vllm" else "sequences"
-        settings.append(
-            Setting(
-                _unpriced(
-                    f"Capture graphs of {needed} {unit}",
-                    OPTIONS[command.engine].captured.format(needed),
-                    "a step of this batch runs without a graph",
-                ),
-                lambda engine: engine.as_set(PathOptions(enforce_eager=True)),
-                is_of_graphs=True,
-            )
-        )
-    if command.is_asynchronous is False and runs_ahead:
-        settings.append(
-            Setting(
-                _unpriced(
-                    "Schedule the next step while one runs",
-                    OPTIONS[command.engine].asynchronous,
-                    "the device waits for the host between steps",
-                ),
-                lambda engine: engine.as_set(PathOptions(is_synchronous=True)),
-            )
-        )
-    if served is None:
-        return settings
-    speculation = command.speculation
-    is_eager = speculation is not None and speculation.is_eager
-    # without graphs the drafter is launched kernel by kernel whatever its own setting
-    if is_eager and has_graphs and has_drafter:
-        settings.append(
-            Setting(
-                _unpriced(
-                    "Capture the drafter's graphs too",
-                    'leave "enforce_eager" out of --speculative-config',
-                    "each of its layers is launched kernel by kernel, for every drafted token",
-                ),
-                lambda engine: engine.with_constants(
-                    {
-                        "overheads.head_layer_s": engine.graphs.eager_head_layer_s,
-                        "overheads.draft_model_layer_s": engine.graphs.eager_host_layer_s,
-                    }
-                ),
-            )
-        )
-    if command.pp_size > 1:
-        stages = PathOptions(pp_size=command.pp_size)
-        if served.case.engine.as_set(stages) != served.case.engine:
-            settings.append(Setting(None, lambda engine: engine.as_set(stages)))
-    return settings
-
-
-def _unpriced(change: str, option: str, reason: str) -> Change:
-    return Change(change=change, option=option, reason=reason, gain=None, kind="cost")
-
-
-class PathTimes(NamedTuple):
-    """Times on a path, in the middle of the laws that fit what was measured."""
-
-    tpot_s: float
-    between_tokens_s: float
-    ends: tuple[float, float] = (1.0, 1.0)
-    """The time per token by each of the two laws of graphs, over the time with whole graphs."""
-
-    @classmethod
-    def of(cls, served: Served, settings: Sequence[Setting]) -> PathTimes | None:
-        """The times with these settings; None: the server does not run so.
-
-        By one law the host launches each layer on the engine's path, by the other a step takes so much
-        longer as its layers take piecewise. Of an engine whose host was not measured the price of graphs
-        lies between nothing and the middle of vLLM's.
-        """
-        if not settings:
-            return cls(served.row.tpot_s, served.row.between_tokens_s)
-        usual = with_host_times(served.case.engine)
-        engine = usual
-        for setting in settings:
-            engine = setting.path(engine)
-        row = served.row_as(engine)
-        if row is None:
-            return None
-        others = [setting for setting in settings if not setting.is_of_graphs]
-        if len(others) == len(settings):
-            return cls(row.tpot_s, row.between_tokens_s)
-        whole: Candidate | None = served.row
-        if others:
-            engine = usual
-            for setting in others:
-                engine = setting.path(engine)
-            whole = served.row_as(engine)
-        if whole is None:
-            return None
-        layers = served.case.model.num_hidden_layers
-        first = row.tpot_s / whole.tpot_s
-        second = 1.0 + usual.graphs.piecewise_s(layers) / whole.step_s
-        between_s = (row.between_tokens_s + second * whole.between_tokens_s) / 2.0
-        if served.borrows_host_times:
-            first = (first + second) / 2.0
-            second = 1.0
-            between_s = (between_s + whole.between_tokens_s) / 2.0
-        return cls(whole.tpot_s * (first + second) / 2.0, between_s, (first, second))
-
-
-def _path_costs(served: Served, settings: Sequence[Setting]) -> list[Change]:
-    """Each setting with the time per token as all are set over the time without it."""
-    times = PathTimes.of(served, settings)
-    changes = []
-    for setting in settings:
-        change = setting.change
-        if change is None:
-            continue
-        without = PathTimes.of(
-            served, [other for other in settings if other is not setting]
-        )
-        if times is None or without is None:
-            changes.append(change)
-            continue
-        first = second = times.tpot_s / without.tpot_s
-        if setting.is_of_graphs:
-            first, second = times.ends
-            if served.borrows_host_times:
-                unmeasured = f"not measured in {served.case.engine.name}: from nothing to vLLM's times of the host"
-                change = msgspec.structs.replace(
-                    change, reason=f"{change.reason}; {unmeasured}"
-                )
-        changes.append(_between(first, second, change))
-    return changes
+def eager_drafter(engine: EngineProfile) -> EngineProfile:
+    """The engine whose drafter alone is launched kernel by kernel."""
+    return engine.with_constants(
+        {
+            "overheads.head_layer_s": engine.graphs.eager_head_layer_s,
+            "overheads.draft_model_layer_s": engine.graphs.eager_host_layer_s,
+        }
+    )
 
 
 def with_host_times(engine: EngineProfile) -> EngineProfile:
@@ -441,17 +176,224 @@ def with_host_times(engine: EngineProfile) -> EngineProfile:
     )
 
 
-def _graph_option(command: ServeCommand) -> str:
-    """The option to leave out, as it is written."""
-    for option, value in command.read.items():
-        names = ("--O", "--optimization-level", "--compilation-config")
-        if "graph" in option or "eager" in option or option in names:
-            if option == "--O":
-                return f"leave out -O{value}"
-            if value == "true":
-                return f"leave out {option}"
-            return f"leave out {option} '{value}'"
-    return "leave out the option that turns graphs off"
+def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]:
+    """A command's settings that change the path of a step, in the order in which they are applied;
+    `served` None: those that do at any load."""
+    settings = []
+    has_graphs = command.graphs not in ("none", "eager")
+    if command.graphs == "piecewise":
+        advice = _unpriced(
+            "Replay whole graphs of decoding, not piecewise ones",
+            graph_option(command),
+            "attention and what lies around it are launched layer by layer",
+        )
+        settings.append(Setting(piecewise, is_of_graphs=True, advice=advice))
+    elif command.graphs == "none":
+        advice = _unpriced(
+            "Capture graphs: none is replayed",
+            graph_option(command),
+            "every pass launches its kernels one by one",
+        )
+        settings.append(Setting(without_graphs, is_of_graphs=True, advice=advice))
+    elif command.graphs == "eager":
+        advice = _unpriced(
+            "Capture graphs: it runs eagerly",
+            graph_option(command),
+            "every pass launches its kernels one by one, uncompiled",
+        )
+        settings.append(Setting(without_graphs, is_of_graphs=True, advice=advice))
+    elif served is not None:
+        row = served.row
+        needed = row.batch_size
+        unit = "sequences"
+        if command.engine == "vllm":
+            needed *= row.gamma + 1
+            unit = "tokens"
+        has_graphs = row.step.is_captured
+        if command.captured_tokens is not None:
+            has_graphs = command.captured_tokens >= needed
+        if not has_graphs:
+            advice = _unpriced(
+                f"Capture graphs of {needed} {unit}",
+                OPTIONS[command.engine].captured.format(needed),
+                "a step of this batch runs without a graph",
+            )
+            settings.append(Setting(without_graphs, is_of_graphs=True, advice=advice))
+    runs_ahead = True
+    if served is not None:
+        path = served.case.engine.path(served.row.draft, served.row.draft_method)
+        runs_ahead = path.is_asynchronous
+    if command.is_asynchronous is False and runs_ahead:
+        advice = _unpriced(
+            "Schedule the next step while one runs",
+            OPTIONS[command.engine].asynchronous,
+            "the device waits for the host between steps",
+        )
+        settings.append(Setting(between_steps, advice=advice))
+    if served is None:
+        return settings
+    has_drafter = False
+    if served.option is not None:
+        has_drafter = draft_of(served.case.setup(served.option)).has_prefill
+    speculation = command.speculation
+    is_eager = speculation is not None and speculation.is_eager
+    # without graphs the drafter is launched kernel by kernel whatever its own setting
+    if is_eager and has_drafter and has_graphs:
+        advice = _unpriced(
+            "Capture the drafter's graphs too",
+            'leave "enforce_eager" out of --speculative-config',
+            "each of its layers is launched kernel by kernel, for every drafted token",
+        )
+        settings.append(Setting(eager_drafter, advice=advice))
+    if command.pp_size > 1:
+        stages = PathOptions(pp_size=command.pp_size)
+        if served.case.engine.as_set(stages) != served.case.engine:
+            settings.append(Setting(lambda engine: engine.as_set(stages)))
+    return settings
+
+
+def _unpriced(change: str, option: str, reason: str) -> Change:
+    return Change(change=change, option=option, reason=reason, gain=None, kind="cost")
+
+
+# Their prices
+
+
+class Costs(NamedTuple):
+    """A command's settings that cost or lose exactness, each priced against the command without it."""
+
+    changes: list[Change]
+    times_as_long: float
+    """Time between tokens with all of them over that of the engine as it is by default."""
+
+
+def costs_of(command: ServeCommand, served: Served) -> Costs:
+    settings = path_settings(command, served)
+    as_set_s = times_as_set(served, settings)
+    times_as_long = 1.0
+    if as_set_s is not None:
+        times_as_long = statistics.fmean(as_set_s) / served.row.between_tokens_s
+    changes = []
+    for setting in settings:
+        advice = setting.advice
+        if advice is None:
+            continue
+        others = [other for other in settings if other is not setting]
+        without_s = times_as_set(served, others)
+        if as_set_s is None or without_s is None:
+            changes.append(advice)
+            continue
+        first = second = statistics.fmean(as_set_s) / statistics.fmean(without_s)
+        if setting.is_of_graphs:
+            first = as_set_s[0] / without_s[0]
+            second = as_set_s[1] / without_s[1]
+            if served.borrows_host_times:
+                unmeasured = f"not measured in {served.case.engine.name}: from nothing to vLLM's times of the host"
+                reason = f"{advice.reason}; {unmeasured}"
+                advice = msgspec.structs.replace(advice, reason=reason)
+        changes.append(_between(first, second, advice))
+    for change in _limits(command, served):
+        changes.append(change)
+        if change.kind == "cost":
+            times_as_long *= change.gain or 1.0
+    return Costs([*changes, *_inexact(command)], times_as_long)
+
+
+def unpriced_costs(command: ServeCommand) -> list[Change]:
+    """Settings that surely cost whatever is served, and those that lose exactness, where nothing fits
+    that would price them."""
+    changes = []
+    for setting in path_settings(command, None):
+        if setting.advice is not None:
+            changes.append(setting.advice)
+    return [*changes, *_inexact(command)]
+
+
+def times_as_set(
+    served: Served, settings: Sequence[Setting]
+) -> tuple[float, float] | None:
+    """The time between tokens with these settings, by each of the two laws that fit what was measured
+    of launches outside whole graphs; None: the server does not run so.
+
+    By one law the host launches each layer on the engine's path, by the other a step takes so much
+    longer as its layers take piecewise. Of an engine whose host was not measured the price of graphs
+    lies between nothing and the middle of vLLM's.
+    """
+    engine = with_host_times(served.case.engine)
+    of_graphs = None
+    whole: Candidate | None = served.row
+    for setting in settings:
+        if setting.is_of_graphs:
+            of_graphs = setting
+            continue
+        engine = setting.path(engine)
+        whole = served.row_as(engine)
+    if whole is None:
+        return None
+    whole_s = whole.between_tokens_s
+    if of_graphs is None:
+        return whole_s, whole_s
+    launched = served.row_as(of_graphs.path(engine))
+    if launched is None:
+        return None
+    piecewise_s = engine.graphs.piecewise_s(served.case.model.num_hidden_layers)
+    second_s = whole_s * (1.0 + piecewise_s / whole.step_s)
+    if served.borrows_host_times:
+        return (launched.between_tokens_s + second_s) / 2.0, whole_s
+    return launched.between_tokens_s, second_s
+
+
+def slowed(row: Candidate, times: float, alone_times: float) -> Candidate:
+    """The row with times between tokens `times` as long, and `alone_times` as long without a draft.
+
+    A speculative step's additional time is counted to its verification: most is the target's.
+    """
+    relative = alone_times / times
+    if times == relative == 1.0:
+        return row
+
+    def of_gain(gain: Gain) -> Gain:
+        return Gain(
+            speedup=relative * gain.speedup,
+            low=relative * gain.low,
+            high=relative * gain.high,
+            quartiles=gain.quartiles and [relative * each for each in gain.quartiles],
+        )
+
+    step = msgspec.structs.replace(
+        row.step,
+        autoregressive_s=row.step.autoregressive_s * alone_times,
+        step_s=row.step_s * times,
+    )
+    if row.is_speculative:
+        more_s = step.step_s - row.step_s
+        step = msgspec.structs.replace(step, verify_s=step.verify_s + more_s)
+    decoding = row.decoding
+    requests = row.requests
+    if requests is not None:
+        after_first_s = requests.request_s - requests.ttft_s
+        requests = msgspec.structs.replace(
+            requests,
+            tpot_s=requests.tpot_s * times,
+            request_s=requests.ttft_s + after_first_s * times,
+            gain=of_gain(requests.gain),
+            output_tokens_per_s_per_gpu=requests.output_tokens_per_s_per_gpu / times,
+            requests_per_s=requests.requests_per_s / times,
+        )
+    return msgspec.structs.replace(
+        row,
+        step=step,
+        decoding=msgspec.structs.replace(
+            decoding,
+            tpot_s=decoding.tpot_s * times,
+            tpot_low_s=decoding.tpot_low_s * times,
+            tpot_high_s=decoding.tpot_high_s * times,
+            tokens_per_s=decoding.tokens_per_s / times,
+            tokens_per_s_per_gpu=decoding.tokens_per_s_per_gpu / times,
+            gain=of_gain(decoding.gain),
+        ),
+        requests=requests,
+    )
 
 
 def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:

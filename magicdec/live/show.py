@@ -62,18 +62,21 @@ class View:
         fault = fault_in(observation, draft)
         if fault:
             return [fault, f"  {CAUSES}", *lines]
+        situation = self.situation(observation)
         if observation.form:
-            lines = [*self.headlines(observation), *lines]
-        advice = self.advice(observation)
-        if advice is None:
+            lines = [*self.headlines(observation, situation), *lines]
+        if situation is None:
             return lines
+        advice = advise(situation)
         lines += advice_lines(advice, observation.counts.tpot_s)
         if not with_setting or advice.answer == "keep":
             return lines
         return [*lines, setting(advice, observation.target.series.engine)]
 
     def situation(self, observation: Observation) -> DraftedLoad | None:
-        """The load and what drafts; None where no device was given, or a file counts no drafts."""
+        """The load and what drafts; None where no device was given, or a file counts no drafts.
+
+        Raises ConfigError where it is not known, or no model is."""
         if self.serving is None:
             return None
         counts = observation.counts
@@ -90,14 +93,6 @@ class View:
             context=context,
             batch=batch,
         )
-
-    def advice(self, observation: Observation) -> Advice | None:
-        """None where no device was given, or a file counts no drafts. Raises ConfigError where it
-        cannot be given."""
-        situation = self.situation(observation)
-        if situation is None:
-            return None
-        return advise(situation)
 
     def _serving(self, observation: Observation) -> Serving:
         """Raises ConfigError where neither the user nor the server names the model."""
@@ -151,11 +146,12 @@ class View:
             tp_size=self.serving.tp_size,
         )
 
-    def headlines(self, observation: Observation) -> list[str]:
+    def headlines(
+        self, observation: Observation, situation: DraftedLoad | None
+    ) -> list[str]:
         """A file in short: tokens per step, speed, the step's time against the expected
         one, and what is wrong."""
         counts = observation.counts
-        situation = self.situation(observation)
         expected = self.expected(observation, situation)
         step_s = counts.step_s
         head: list[str] = []
@@ -194,7 +190,7 @@ class View:
         """All that the lines show, as plain values; times in seconds."""
         draft = agreed(self.draft, observation.announced)
         counts = observation.counts
-        advice = self.advice(observation)
+        situation = self.situation(observation)
         measured = None
         if observation.is_speculative:
             measured = rates(observation, draft)
@@ -205,7 +201,8 @@ class View:
         if observation.is_speculative:
             draft_fields = dataclasses.asdict(draft)
         advised = None
-        if advice is not None:
+        if situation is not None:
+            advice = advise(situation)
             advised = {
                 "answer": advice.answer,
                 "gamma": advice.best.gamma,
@@ -233,9 +230,7 @@ class View:
             "form": observation.form,
             "wrong": list(observation.faults),
             "advice": advised,
-            "notes": [
-                line.removeprefix("  note: ") for line in notes(observation, draft)
-            ],
+            "notes": notes(observation, draft),
         }
 
 
@@ -291,7 +286,8 @@ def observation_lines(observation: Observation, draft: ServedDraft) -> list[str]
     ]
     if observation.is_speculative:
         lines += _acceptance_lines(observation, draft)
-    return [line for line in lines if line] + notes(observation, draft)
+    lines = [line for line in lines if line]
+    return lines + [f"  note: {text}" for text in notes(observation, draft)]
 
 
 def part_line(part: Observation) -> str:
@@ -477,7 +473,7 @@ def notes(observation: Observation, draft: ServedDraft) -> list[str]:
     missing = _missing(observation)
     if is_live and missing:
         texts.append(missing)
-    return [f"  note: {text}" for text in texts]
+    return texts
 
 
 def _is_idle(observation: Observation) -> bool:

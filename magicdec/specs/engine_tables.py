@@ -219,11 +219,6 @@ class EngineGraphs(EngineTable, frozen=True, kw_only=True):
         """Seconds that a piecewise pass adds by the second law."""
         return self.piecewise_pass_s + layers * self.piecewise_layer_s
 
-    def piecewise_middle_s(self, layers: int, pass_s: float) -> float:
-        """Seconds that a piecewise pass adds to one of `pass_s`, between the two laws."""
-        waiting_s = max(layers * self.piecewise_host_layer_s - pass_s, 0.0)
-        return (waiting_s + self.piecewise_s(layers)) / 2.0
-
     def is_captured(self, *, batch: int, gamma: int, tp_size: int) -> bool:
         """Whether a step's passes run as captured graphs, as the engine is set by default."""
         most = self.captured_batch

@@ -204,7 +204,6 @@ def test_a_note_is_said_where_it_holds(
 ) -> None:
     told = show.notes(observed(**fields), parse_draft("eagle3"))
     assert any(words in line for line in told) == is_said
-    assert all(line.startswith("  note: ") for line in told)
 
 
 def test_what_is_missing_is_named_and_where_it_is_to_be_had() -> None:

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError
-from magicdec.live import check, check_text, settings
+from magicdec.live import changes, check, check_text, options, settings
+from magicdec.live.changes import changes_of_batch
 from magicdec.live.check import AskedLoad, Check
 from magicdec.live.settings import Change
 from magicdec.schema.row import Gain
@@ -131,18 +132,17 @@ def test_three_to_one_is_likely_and_above_its_interval_is_sure(
 # Gains over what runs
 
 
-def drafted_of(**fields: Any) -> check.Drafted:
+def drafted_of(**fields: Any) -> changes.OwnDraft:
     question: dict[str, Any] = {"draft": "eagle3", "acceptance_rate": 0.7, **fields}
     case = case_of(**question)
     row = found_of(**question).drafts[1].rows[0]
-    return check.Drafted(row=row, case=case, option=case.options[0], gamma=row.gamma)
+    return changes.OwnDraft(row=row, case=case, option=case.options[0], notes=[])
 
 
 @pytest.mark.parametrize("gen_len", [0, 200])
 def test_another_gamma_gains_what_the_plan_says(gen_len: int) -> None:
     """With the interval of decoding over the part of the time that decodes."""
     drafted = drafted_of(gen_len=gen_len, gamma=2)
-    assert drafted.row is not None
     rows = drafted.gammas(8).rows
     assert [row.gamma for row in rows] == list(range(1, 13))
     now = rows[1]
@@ -165,14 +165,14 @@ def test_another_gamma_gains_what_the_plan_says(gen_len: int) -> None:
     gamma, over = poor.best_at(8)
     own = next(row for row in poor.gammas(8).rows if row.gamma == 2)
     assert gamma == 0
-    assert over == check._over_draft(own)
+    assert over == changes.over_draft(own)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp"])
 @pytest.mark.parametrize("gamma", [1, 5])
 def test_an_option_of_gamma_is_the_engines_own(engine: str, gamma: int) -> None:
     command: Any = SimpleNamespace(engine=engine, read={}, speculation=None)
-    text = check._gamma_option(command, gamma)
+    text = options.gamma_option(command, gamma)
     expected = {
         "vllm": f'"num_speculative_tokens": {gamma}',
         "sglang": f"--speculative-num-steps {gamma} --speculative-num-draft-tokens {gamma + 1}",
@@ -181,10 +181,10 @@ def test_an_option_of_gamma_is_the_engines_own(engine: str, gamma: int) -> None:
     assert expected in text
     if engine == "sglang":
         command.speculation = SimpleNamespace(draft="ngram")
-        assert "steps" not in check._gamma_option(command, gamma)
+        assert "steps" not in options.gamma_option(command, gamma)
     if engine == "vllm":
         command.read = {"--speculative-config": '{"method": "eagle3", "num_speculative_tokens": 9}'}  # fmt: skip
-        told = json.loads(check._gamma_option(command, gamma).split("'")[1])
+        told = json.loads(options.gamma_option(command, gamma).split("'")[1])
         assert told == {"method": "eagle3", "num_speculative_tokens": gamma}
 
 
@@ -195,7 +195,7 @@ def test_users_beyond_what_fits_get_devices_and_requests_wait() -> None:
     model = load_model_spec("llama-3.1-8b")
     command = command_of("--max-num-seqs 300")
     request, _ = check._request(command, load, model)
-    changes = check._on_batches(command, load, request, model)
+    changes = changes_of_batch(command, 400, request, model)
     case = case_of(draft="none", context_lens=(8192,), gen_len=100)
     fits = int(case.largest_batches()[0])
     devices, expected = changes
@@ -212,14 +212,14 @@ def test_users_beyond_what_fits_get_devices_and_requests_wait() -> None:
     few = command_of("--max-num-seqs 4")
     asked = AskedLoad(**fields | {"batch": 30})
     request = check._request(few, asked, model)[0]
-    (wider,) = check._on_batches(few, asked, request, model)
+    (wider,) = changes_of_batch(few, 30, request, model)
     assert wider.change == "Serve 30 users at once, not 4"
     assert wider.option == "--max-num-seqs 30"
     assert wider.gain is not None
     assert wider.gain > 1.0
     right = AskedLoad(**fields | {"batch": 4})
     request = check._request(few, right, model)[0]
-    assert check._on_batches(few, right, request, model) == []
+    assert changes_of_batch(few, 4, request, model) == []
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -256,7 +256,7 @@ def test_an_acceptance_that_is_given_is_of_the_commands_own_draft() -> None:
     assert (request.accept_length, request.drafted_share, request.gamma) == (2.5, 1.0, 3)  # fmt: skip
     plain, _ = check._request(command_of(), load, model)
     assert (plain.accept_length, plain.gamma) == (None, None)
-    without = check._without_acceptance(request, gamma=None)
+    without = changes.without_acceptance(request, gamma=None)
     for name in ("accept_length", "drafted_share", "acceptance_rate", "gamma"):
         assert getattr(without, name) is None
 
@@ -270,12 +270,11 @@ def test_a_gamma_that_is_left_to_the_engine_is_said(gamma: int | None) -> None:
     command = msgspec.structs.replace(command, speculation=own)
     load = AskedLoad(hardware="h100", batch=8)
     request, _ = check._request(command, load, model)
-    drafted = check._drafted(command, request, model)
-    assert drafted.row is not None
-    assert drafted.gamma == drafted.row.gamma
+    drafted = changes.own_draft(command, request, model)
+    assert not isinstance(drafted, str)
     is_said = any("gamma is the engine's default" in note for note in drafted.notes)
     assert is_said == (gamma is None)
-    assert gamma in (None, drafted.gamma)
+    assert gamma in (None, drafted.row.gamma)
 
 
 # Settings
@@ -291,20 +290,31 @@ def served_of(**question: Any) -> settings.Served:
     )
 
 
+def test_a_slowed_row_is_slower_by_as_much_wherever_its_time_stands() -> None:
+    row = found_of(draft="eagle3", gen_len=200).drafts[1].rows[0]
+    assert settings.slowed(row, 1.0, 1.0) is row
+    slow = settings.slowed(row, 2.0, 3.0)
+    assert slow.between_tokens_s == pytest.approx(2.0 * row.between_tokens_s)
+    assert slow.tpot_s == pytest.approx(2.0 * row.tpot_s)
+    assert slow.rate == pytest.approx(row.rate / 2.0)
+    assert slow.gain.speedup == pytest.approx(1.5 * row.gain.speedup)
+    assert slow.gain.low == pytest.approx(1.5 * row.gain.low)
+    step = slow.step
+    parts_s = row.gamma * step.draft_s + step.verify_s + step.accept_s + step.upkeep_s
+    assert step.step_s == pytest.approx(parts_s)
+
+
 def test_what_is_set_otherwise_is_compared_alike() -> None:
-    assert settings.AsSet(between_tokens_s=0.02, without_draft_s=0.03).speedup == pytest.approx(1.5)  # fmt: skip
     alone = served_of(draft="none")
-    assert settings.costs_of(command_of(), alone, alone).as_set is None
-    eager = settings.costs_of(command_of("--enforce-eager"), alone, alone).as_set
-    assert eager is not None
-    assert eager.between_tokens_s == eager.without_draft_s > alone.row.between_tokens_s
+    assert settings.costs_of(command_of(), alone).times_as_long == 1.0
+    eager = settings.costs_of(command_of("--enforce-eager"), alone).times_as_long
     engine = settings.with_host_times(alone.case.engine)
     row = alone.row_as(engine.as_set(settings.PathOptions(enforce_eager=True)))
     assert row is not None
     layers = alone.case.model.num_hidden_layers
     other = 1.0 + engine.graphs.piecewise_s(layers) / alone.row.step_s
-    expected = (row.between_tokens_s + other * alone.row.between_tokens_s) / 2.0
-    assert eager.between_tokens_s == pytest.approx(expected)
+    first = row.between_tokens_s / alone.row.between_tokens_s
+    assert eager == pytest.approx((first + other) / 2.0)
 
 
 OPTIONS = (
@@ -317,26 +327,22 @@ OPTIONS = (
 @pytest.mark.parametrize(("one", "other"), [*combinations(OPTIONS, 2)])
 def test_a_setting_costs_what_the_server_gains_without_it(one: str, other: str) -> None:
     """The server with both settings over the server with one is the price of the other."""
-    alone = served_of(draft="none")
     served = served_of(draft="eagle3", gamma=2, acceptance_rate=0.7)
 
-    def as_set(*options: str) -> settings.SettingCosts:
+    def as_set(*options: str) -> settings.Costs:
         config: dict[str, Any] = {"method": "eagle3", "model": "a/b", "num_speculative_tokens": 2}  # fmt: skip
         if "eager drafter" in options:
             config["enforce_eager"] = True
         written = [option for option in options if option != "eager drafter"]
         command = command_of(*written, f"--speculative-config '{json.dumps(config)}'")
-        return settings.costs_of(command, served, alone)
+        return settings.costs_of(command, served)
 
     both = as_set(one, other)
-    assert both.as_set is not None
     gains = sorted(change.gain or 0.0 for change in both.changes if change.kind == "cost")  # fmt: skip
     assert len(gains) == 2
     expected = []
     for left in (one, other):
-        without = as_set(left).as_set
-        assert without is not None
-        expected.append(both.as_set.between_tokens_s / without.between_tokens_s)
+        expected.append(both.times_as_long / as_set(left).times_as_long)
     assert gains == pytest.approx(sorted(expected), rel=1e-6)
 
 
@@ -379,19 +385,14 @@ def test_the_lines_hold_all_that_was_found_once(
     assert not any(text.startswith("without a draft") for text in texts)
 
 
-def test_as_it_is_is_told_with_what_its_settings_cost() -> None:
+def test_as_it_is_is_told_with_its_time_and_its_gain() -> None:
     row = found_of(draft="none").drafts[0].rows[0]
-    cost = Change(change="c", option="o", reason="r", gain=1.5, gain_low=1.2, gain_high=1.8, kind="cost")  # fmt: skip
     seconds = check_text.format_seconds
     plain = check_text._described(check_of([], as_it_is=row), row)
     assert plain.endswith(f"{seconds(row.between_tokens_s)} per token")
     assert "no draft on 1 x h100-sxm-80gb (tp 1), engine vllm, batch 8, context 4096" in plain  # fmt: skip
-    as_set = settings.AsSet(between_tokens_s=0.5, without_draft_s=1.0)
-    told = check_text._described(check_of([cost], as_it_is=row, as_set=as_set), row)
-    assert told == f"{plain}; as it is set, about {seconds(0.5)}"
     drafted = found_of(draft="eagle3").drafts[1].rows[0]
-    told = check_text._described(check_of([], as_it_is=drafted, as_set=as_set), drafted)
+    told = check_text._described(check_of([], as_it_is=drafted), drafted)
     gain: Gain = drafted.gain
     assert f"EAGLE-3, gamma {drafted.gamma} on" in told
-    assert f", {gain.speedup:.2f}x over no draft (90 %: {gain.low:.2f} to {gain.high:.2f})" in told  # fmt: skip
-    assert told.endswith("2.00x over no draft so set")
+    assert told.endswith(f", {gain.speedup:.2f}x over no draft (90 %: {gain.low:.2f} to {gain.high:.2f})")  # fmt: skip

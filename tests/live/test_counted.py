@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError, ServerError
-from magicdec.live import check, forms, metrics, profile
+from magicdec.live import check, forms, metrics, options, profile
 from magicdec.live.advice import Serving
 from magicdec.live.metrics import VLLM, Scrape, Target
 from magicdec.live.observation import (
@@ -208,20 +208,21 @@ def test_a_file_s_headline_has_its_tokens_speed_and_step() -> None:
     )
     load = MeanGauges(running=4.0)
     found = seen(counts, load=load, form="a log", unit="lines")
-    (line,) = View().headlines(found)
+    (line,) = View().headlines(found, None)
     assert line == "1.90 tokens per step (2 drafted); 19 tokens/s at batch 4; a step takes 20 ms"  # fmt: skip
-    lines = View(serving=SERVING, draft=parse_draft("eagle3")).headlines(found)
+    served = View(serving=SERVING, draft=parse_draft("eagle3"))
+    lines = served.headlines(found, served.situation(found))
     assert " expected (" in lines[0]
     assert "sequences of 1024 tokens assumed (--context)" in lines[0]
     known = View(serving=SERVING, draft=parse_draft("eagle3"), context=300.0)
-    assert "assumed" not in known.headlines(found)[0]
+    assert "assumed" not in known.headlines(found, None)[0]
     assert any(line.startswith("  wrong: each step takes") for line in lines)
     none = seen(counted([0], 20), form="a log", faults=("it smokes",))
-    told = View().headlines(none)
+    told = View().headlines(none, None)
     assert told[1] == "  wrong: it smokes"
     assert "none of 20 drafts had a token accepted" in told[2]
     few = seen(counted([0], 19), form="a log")
-    assert not any("none of" in line for line in View().headlines(few))
+    assert not any("none of" in line for line in View().headlines(few, None))
 
 
 def test_a_file_is_predicted_at_usual_loads_where_it_does_not_tell() -> None:
@@ -263,18 +264,20 @@ def test_another_draft_s_option_is_the_engines_own(
     command: Any = SimpleNamespace(
         engine=engine, engine_profile=profile_name, speculation=None, model="llama-3.1-8b"
     )  # fmt: skip
-    text = check._draft_option(command, msgspec.structs.replace(row, drafting=drafting))
+    text = options.draft_option(
+        command, msgspec.structs.replace(row, drafting=drafting)
+    )
     for word in words:
         assert word in text
     lookup = msgspec.structs.replace(
         row,
         drafting=msgspec.structs.replace(drafting, draft="ngram", method="ngram"),
     )
-    text = check._draft_option(command, lookup)
+    text = options.draft_option(command, lookup)
     assert "HEAD" not in text
     assert "num-steps" not in text
     if engine == "vllm":
-        assert f'"prompt_lookup_max": {check.PROMPT_LOOKUP_MAX}' in text
+        assert f'"prompt_lookup_max": {options.PROMPT_LOOKUP_MAX}' in text
     if engine == "llama.cpp":
         assert text == "--spec-type ngram-simple --spec-draft-n-max 3"
 

@@ -488,6 +488,7 @@ def test_the_page_shows_each_form_and_what_its_sample_answers():
         ("hello\n", "text of 1 line,"),
         ('{"a": 1, "b": 2}', "the fields a, b"),
         ('{"a": 1}\n{"a": 2', "line 2"),
+        ('[{"a": 1}, {"a": 2}]', "a JSON list"),
         ("vllm serve Qwen/Qwen3-8B --port 8000\n", "magicdec check"),
         ("<!DOCTYPE html><html></html>", "a web page"),
         ("# TYPE go_threads gauge\ngo_threads 7\n", "metrics of no engine"),

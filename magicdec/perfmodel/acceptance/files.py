@@ -349,7 +349,8 @@ def _sglang(document: Any) -> list[Any]:
 def _is_trace(document: Any) -> bool:
     if isinstance(document, dict):
         return "accepted_lengths" in document
-    return isinstance(document, list)
+    is_list = isinstance(document, list)
+    return is_list and not any(isinstance(value, dict) for value in document)
 
 
 def _is_sglang(document: Any) -> bool:
