@@ -613,10 +613,9 @@ def shared_matrix(
 def fitted_from(coefficients: Coefficients) -> Fitted:
     size = len(coefficients.mean)
     covariance = np.zeros((size, size))
-    rows, columns = np.tril_indices(size)
-    lower = np.frombuffer(coefficients.covariance, dtype=np.float16).astype(np.float64)
-    covariance[rows, columns] = lower
-    covariance[columns, rows] = lower
+    is_lower = np.tri(size, dtype=bool)
+    covariance[is_lower] = np.frombuffer(coefficients.covariance, dtype=np.float16)
+    covariance.T[is_lower] = covariance[is_lower]
     return Fitted(
         coefficients=coefficients,
         mean=np.array(coefficients.mean),

@@ -105,7 +105,7 @@ def draft_options(
             model = _draft_model(name)
         found = _standing(target, name, kind, request, engine, question, head, model)
         if not found.starts:
-            refused.append(_refusal(found, name))
+            refused.append((found, name))
             continue
         is_hypothetical = found.answer == "not published"
         if is_hypothetical:
@@ -147,7 +147,8 @@ def draft_options(
         options.append(option)
     names_its_ranks = request.draft_tp_size is not None
     if (request.names_a_draft or names_its_ranks) and not options and refused:
-        raise ConfigError(refused[-1])  # of a draft model the method that engines run
+        # of a draft model the method that engines run
+        raise ConfigError(_refusal(*refused[-1]))
     return options, lacking
 
 

@@ -78,6 +78,8 @@ class Standing(NamedTuple):
     """Tokens that it proposes at most in a step; None: any number, or not known."""
     multiple: int = 1
     """Number of which more drafts than it must be a multiple."""
+    no_engine_for: tuple[str, str] | None = None
+    """The draft and method that this engine does not run. Those that do are the cure."""
 
     @property
     def starts(self) -> bool:
@@ -87,9 +89,18 @@ class Standing(NamedTuple):
     @property
     def sentence(self) -> str:
         """The reason and the cure."""
-        if not self.cure:
+        cure = self.cure
+        if self.no_engine_for is not None:
+            others = engines_that_run(*self.no_engine_for)
+            if not others:
+                cure = "no engine does"
+            elif len(others) == 1:
+                cure = f"--engine {others[0]} does"
+            else:
+                cure = f"--engine {', '.join(others)} do"
+        if not cure:
             return self.reason
-        return f"{self.reason}; {self.cure}"
+        return f"{self.reason}; {cure}"
 
 
 def standing(asked: AskedDraft, target: ModelSpec, engine: EngineProfile) -> Standing:
@@ -175,15 +186,10 @@ def _unable_engine(asked: AskedDraft, engine: EngineProfile) -> Standing | None:
                 f"this version of {engine.name} does not run {kind}",
                 versions,
             )
-        others = engines_that_run(asked.draft, asked.method)
-        if not others:
-            cure = "no engine does"
-        elif len(others) == 1:
-            cure = f"--engine {others[0]} does"
-        else:
-            cure = f"--engine {', '.join(others)} do"
         return Standing(
-            "cannot start", f"engine {engine.name} does not run {kind}", cure
+            "cannot start",
+            f"engine {engine.name} does not run {kind}",
+            no_engine_for=(asked.draft, asked.method),
         )
     if not engine.runs_staged(asked.draft, asked.method, asked.pp_size):
         able = either(engine.staged_drafts) or "no draft"
