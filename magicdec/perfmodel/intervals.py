@@ -11,7 +11,6 @@ configurations are ranked by, its quantiles, and the probability that it is abov
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any
@@ -274,8 +273,7 @@ def group_errors(setup: Setup, run: ForwardTime, tp_size: Any) -> dict[str, Any]
     return errors
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gains:
+class Gains(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The distribution of a speedup at each point: some equally likely acceptances, and at each of
     them a log-normal error of the costs:
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from magicdec.counts import CAUSES
@@ -116,8 +115,7 @@ AFTER_TABLE = ORDER[len(BEFORE_TABLE) : -len(CLOSING)]
 ON_A_PAGE = tuple(name for name, kind in KINDS.items() if kind.is_on_pages)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Statement:
+class Statement(NamedTuple):
     """One thing that a plan says."""
 
     kind: str

@@ -12,7 +12,6 @@ Each sort of knowledge is a class that answers these questions in its own way:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -385,8 +384,7 @@ class BelievedProfile(AcceptanceProfile, frozen=True, kw_only=True):
         return np.asarray(np.minimum(drafted / depth, 1.0))
 
 
-@dataclass(frozen=True)
-class BeliefByText:
+class BeliefByText(msgspec.Struct, frozen=True):
     """One draft's beliefs on several texts: the first axis of every answer is the text. Arguments of
     more than one axis have a text on their first one, too."""
 
