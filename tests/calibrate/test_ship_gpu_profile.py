@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.schema.record import Record, append_record
 from magicdec.specs.engine import EngineProfile, load_engine
 from scripts import ship_gpu_profile
-from tests.processes import Done, magicdec
+from tests.processes import Done
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS: dict[str, Any] = {
@@ -219,51 +218,3 @@ def test_what_cannot_be_shipped_is_refused_in_one_line(
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "hardware").exists()
-
-
-@pytest.mark.slow
-def test_what_a_calibration_leaves_is_shipped_and_planned_with(
-    tmp_path: Path, ship: Callable[..., Done]
-) -> None:
-    """From end to end, with tiny models on this machine."""
-    command = [
-        sys.executable,
-        str(ROOT / "benchmarks" / "gpu.py"),
-        "--device",
-        "cpu",
-        "--tiny",
-        "--part",
-        "calibrate",
-    ]
-    done = subprocess.run(
-        [*command, "--output", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert ship(tmp_path).returncode == 2
-    assert ship(tmp_path, "--allow-cpu").returncode == 0
-    (hardware,), (engine,) = (
-        (tmp_path / "hardware").glob("*.toml"),
-        (tmp_path / "engines").glob("*.toml"),
-    )
-    plan = (
-        "plan",
-        "--model",
-        str(tmp_path / "tiny-llama-3.1-8b"),
-        "--hardware",
-        str(hardware),
-    )
-    plan += (
-        "--engine",
-        str(engine),
-        "--batch",
-        "4",
-        "--context",
-        "512",
-        "--acceptance-rate",
-        "0.8",
-    )
-    done = magicdec(*plan)
-    assert done.returncode == 0, done.stderr

@@ -47,7 +47,6 @@ SMALL = (
 
 
 DRAFTED = (*SMALL[:-2], "--draft-budget", "32")
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m")
 
 
 def rows_of(done: Done) -> list[dict[str, Any]]:
@@ -61,12 +60,7 @@ def generated(path: Path) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "launcher", ["ours", pytest.param("torchrun", marks=pytest.mark.slow)]
-)
-def test_one_rank_and_two_generate_the_same(
-    launcher: str, tmp_path: Path, program: Program
-) -> None:
+def test_one_rank_and_two_generate_the_same(tmp_path: Path, program: Program) -> None:
     """The same tokens and acceptance; each records itself once, with its ranks. The draft model is on one rank."""
     options = (
         *SMALL,
@@ -79,16 +73,11 @@ def test_one_rank_and_two_generate_the_same(
         "--gamma",
         "2",
     )
-    extra = ("--draft-tp", "1", *(("--tp", "2") if launcher == "ours" else ()))
-    start = program if launcher == "ours" else partial(magicdec, launcher=TORCHRUN)
     outputs, rows = [], []
-    for name, arguments, run in (
-        ("one", options, program),
-        ("two", (*options, *extra), start),
-    ):
+    for name, extra in (("one", ()), ("two", ("--draft-tp", "1", "--tp", "2"))):
         records, output = tmp_path / f"{name}.jsonl", tmp_path / f"{name}-output.jsonl"
         files = ("--records", str(records), "--save-output", str(output))
-        rows.append(rows_of(run("run", *arguments, *files)))
+        rows.append(rows_of(program("run", *options, *extra, *files)))
         outputs.append(generated(output))
         assert len(read_records(records)) == 2
     assert outputs[0] == outputs[1]

@@ -284,7 +284,7 @@ def records(folder: Path, count: int) -> Iterator[Case]:
     )
     numbers = [name for name, value in rows[-1].items() if isinstance(value, float)]
     rng = random.Random(5)
-    for _ in range(count // 6):
+    for _ in range(max(1, count // 6)):
         extreme = [dict(row) for row in rows]
         name, value = rng.choice(numbers), rng.choice([1e308, 1e-320, 0.0, -1.0, 1e22])
         extreme[rng.randrange(len(rows))][name] = value

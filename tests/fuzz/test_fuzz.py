@@ -39,7 +39,7 @@ from tests.fuzz.surfaces import (
 )
 
 MANY = int(os.environ.get("MAGICDEC_FUZZ", "1"))
-COUNT = 6
+COUNT = 4
 """Of the damage to each thing that a surface reads; make test-exhaustive has four times as much."""
 
 

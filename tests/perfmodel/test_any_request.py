@@ -92,7 +92,7 @@ def test_a_document_of_finite_numbers_or_one_line(fields: dict[str, Any]) -> Non
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error")
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(REQUESTS)
 def test_a_document_of_finite_numbers_or_one_line_anywhere(
     fields: dict[str, Any],

@@ -152,14 +152,14 @@ def test_short_reads_of_latents_take_no_longer_than_long_ones(
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(asked=st.fixed_dictionaries(ACCEPTANCE))
 def test_more_acceptance_is_never_slower_anywhere(asked: dict[str, Any]) -> None:
     check_acceptance(asked)
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(asked=st.fixed_dictionaries(WHERE))
 def test_a_longer_context_never_makes_a_step_shorter_anywhere(
     asked: dict[str, Any],

@@ -66,7 +66,7 @@ RUN = (
 NOT_RUN = tuple(name for name in READ_BY_TRANSFORMERS if name not in RUN)
 MARKS = ([], [pytest.mark.slow], [pytest.mark.exhaustive])
 CASES = [pytest.param(name, seed, marks=MARKS[seed]) for name in RUN for seed in SEEDS]
-"""One configuration of each is among the fast tests, with one draft in turn; the slow one has four, the exhaustive
+"""One configuration of each is among the fast tests, with one draft in turn; the slow one has two, the exhaustive
 one all."""
 
 
@@ -169,7 +169,7 @@ def test_tokens_and_logits_are_transformers_and_every_draft_is_lossless(
     drafts = list(DRAFTS.values())
     if seed < 2:
         turn = RUN.index(model_type)
-        places = ((0,), (1, 4, 6, 9))[seed]
+        places = ((0,), (3, 7))[seed]
         drafts = [drafts[(turn + place) % len(drafts)] for place in places]
     for draft in drafts:
         engine.restore(snapshot)

@@ -41,29 +41,27 @@ def test_heads_are_lossless_over_ragged_batches_and_queues() -> None:
     check(runs)
 
 
+def sorts_of(model_type: str, count: int) -> tuple[str, ...]:
+    """So many sorts of head, others for each model."""
+    first = MODEL_TYPES.index(model_type)
+    return tuple(HEAD_METHODS[(first + n) % len(HEAD_METHODS)] for n in range(count))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_heads_are_lossless_over_all_models(model_type: str) -> None:
-    """Heads of every sort on one rank, at a gamma of the campaign's in turn and at gammas that change."""
-    gamma = GAMMAS[MODEL_TYPES.index(model_type) % len(GAMMAS)]
-    runs = list(
-        campaign(
+def test_heads_are_lossless_over_all_models() -> None:
+    """Three sorts of head for each on one rank, at a gamma of the campaign's in turn and at gammas that change."""
+    runs: list[Run] = []
+    for number, model_type in enumerate(MODEL_TYPES):
+        runs += campaign(
             (model_type,),
             seeds=(0,),
-            gammas=(gamma,),
+            gammas=(GAMMAS[number % len(GAMMAS)],),
             tp_sizes=(1,),
+            methods=sorts_of(model_type, 3),
             num_tokens=NUM_TOKENS,
         )
-    )
-    assert len(runs) == 2 * len(HEAD_METHODS)
+    assert len(runs) == 2 * 3 * len(MODEL_TYPES)
     check(runs)
-
-
-def sorts_of(model_type: str) -> tuple[str, ...]:
-    """The sorts of head that a model has on two ranks among the slow tests."""
-    if model_type in WHOLE:
-        return HEAD_METHODS
-    return (HEAD_METHODS[MODEL_TYPES.index(model_type) % len(HEAD_METHODS)],)
 
 
 @pytest.mark.slow
@@ -76,7 +74,7 @@ def test_heads_are_lossless_on_two_ranks() -> None:
             "model_type": one,
             "seed": 0,
             "gammas": (),
-            "methods": sorts_of(one),
+            "methods": HEAD_METHODS if one in WHOLE else sorts_of(one, 1),
             "num_tokens": NUM_TOKENS,
         }
         for one in dividing

@@ -160,37 +160,13 @@ def fail_on(
     time.sleep(240)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "others", "error", "message"),
     [
-        pytest.param(
-            "user",
-            "in a collective",
-            ConfigError,
-            "no such thing",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "bug",
-            "in a collective",
-            RankError,
-            "rank 1: (?s:.*)a bug",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "kill",
-            "in a collective",
-            RankDiedError,
-            "rank 1 died: .* SIGKILL",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "kill",
-            "computing",
-            RankDiedError,
-            "rank 1 died: .* SIGKILL",
-            marks=pytest.mark.slow,
-        ),
+        ("user", "in a collective", ConfigError, "no such thing"),
+        ("bug", "in a collective", RankError, "rank 1: (?s:.*)a bug"),
+        ("kill", "computing", RankDiedError, "rank 1 died: .* SIGKILL"),
     ],
 )
 def test_a_rank_that_fails_ends_all(
