@@ -242,9 +242,11 @@ def is_left_out(command: str) -> bool:
     )
 
 
-READERS = ("plan", "sensitivity", "models", "records", "validate")
+READERS = (
+    "plan", "sensitivity", "models", "records", "validate", "check", "export", "hardware", "engines",
+)  # fmt: skip
 """Commands that write nothing by default: one of the documents behind the README is run where it has an option that no
-command before it has."""
+command before it has. Of those that write, an example of --help is run that no document has."""
 
 
 def options_of(command: str) -> set[str]:
@@ -254,19 +256,22 @@ def options_of(command: str) -> set[str]:
 
 
 def nothing_new() -> set[tuple[str, str]]:
-    """The documents and their commands that only repeat options of commands before them."""
+    """The documents and their commands that only repeat options of commands before them, or the whole command."""
     found: set[tuple[str, str]] = set()
     seen: set[tuple[str, str]] = set()
+    before: set[str] = set()
     for where, text in TEXTS.items():
         for command in commands(text):
             which = kind(command)
             brought = {(which, option) for option in ("", *options_of(command))}
             writes = re.search(r" (>|-o|--output|--record|--save\S*) ", command)
             is_reader = which.split()[0] in READERS and not writes
-            if where != "README.md" and is_reader and brought <= seen:
+            is_copied = where.endswith("--help") and command in before
+            if is_copied or (where != "README.md" and is_reader and brought <= seen):
                 found.add((where, command))
             elif not (is_left_out(command) or is_long(command)):
                 seen |= brought
+                before.add(command)
     return found
 
 

@@ -346,7 +346,7 @@ def options(folder: Path, count: int) -> Iterator[Case]:
                 if param.is_flag
                 for each in param.opts
             }
-            for _ in range(4 * count):
+            for _ in range(6 * count):
                 chosen = rng.sample(
                     sorted({*names} - flags - {"--output", "--format"}),
                     rng.choice((1, 1, 2)),
