@@ -34,8 +34,9 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
+# only the files that have one: each worker takes half a minute to read all of them
 test-slow: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $$(grep -rl --include='test_*.py' 'mark\.slow' tests evidence plugins)
 
 test-exhaustive: $(INSTALLED)
 	MAGICDEC_FUZZ=4 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or exhaustive"

@@ -128,11 +128,7 @@ def test_one_command_does_everything(tmp_path: Path) -> None:
         row["verdict"] for row in result["rows"] if row["model"] == "llama-3.1-8b"
     }
     assert verdicts <= {"reached", "missed", "-"}
-    assert {row["model"] for row in result["rows"]} == {
-        "llama-3.1-8b",
-        "llama-2-7b-32k",
-        "embedded",
-    }
+    assert {row["model"] for row in result["rows"]} == {"llama-3.1-8b", "embedded"}
     assert "| tests | done |" in (tmp_path / "summary.md").read_text()
     assert (tmp_path / "report.html").stat().st_size > 10_000
     (hardware,) = (tmp_path / "catalog" / "hardware").glob("*.toml")

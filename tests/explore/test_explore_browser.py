@@ -56,8 +56,7 @@ def test_an_error_is_said_next_to_the_form(
     assert page.find_element(By.NAME, "batch").get_attribute("value") == "8"
 
 
-@pytest.mark.parametrize("size", [PHONE, DESKTOP])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("size", "dark"), [(DESKTOP, False), (PHONE, True)])
 def test_nothing_is_too_wide_and_nothing_inaccessible(
     driver: webdriver.Chrome,
     server: ExplorerServer,

@@ -14,36 +14,23 @@ from magicdec.live.observation import ServedDraft
 from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.plan.search import best_of_each_batch
-from magicdec.schema.plan import Plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
-from tests.few import few_requests
-
-RATES = {
-    "h100": {"hardware": "h100-sxm-80gb", "context": 4096, "gen_len": 300, "rate": 4, "p95_tpot_ms": 20, "gpus": 8},
-    "a100": {"hardware": "a100-sxm-80gb", "context": 2048, "gen_len": 40, "rate": 1, "p95_tpot_ms": 30, "gpus": 2},
-}  # fmt: skip
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param("h100", marks=pytest.mark.slow), "a100"]
-)
-def at_a_rate(request: pytest.FixtureRequest) -> Plan:
-    with few_requests():
-        return magicdec.plan(model="llama-3.1-8b", **RATES[request.param])
-
-
-def test_the_best_configuration_under_a_rate_is_the_simulated_one(
-    at_a_rate: Plan,
-) -> None:
-    load, best = at_a_rate.traffic.best, at_a_rate.best
+@pytest.mark.usefixtures("few_requests")
+def test_the_best_configuration_under_a_rate_is_the_simulated_one() -> None:
+    plan = magicdec.plan(
+        model="llama-3.1-8b", hardware="a100-sxm-80gb", context=2048, gen_len=40, rate=1, p95_tpot_ms=30, gpus=2,
+    )  # fmt: skip
+    load, best = plan.traffic.best, plan.best
     for name in ("tp_size", "pp_size", "dp_size", "ep_size", "num_replicas"):
         assert getattr(best.layout, name) == getattr(load, name)
     assert best.draft_budget == load.draft_budget
     assert (best.draft, best.draft_method) == (load.draft, load.draft_method)
     assert best.is_speculative == load.is_speculative
     assert best.cost.per_million_tokens_usd == load.cost_per_million_tokens_usd
-    table = at_a_rate.gamma_table
+    table = plan.gamma_table
     if best.is_speculative:
         assert (table.draft, table.draft_method) == (best.draft, best.draft_method)
 

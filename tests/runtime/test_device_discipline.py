@@ -97,10 +97,10 @@ def both(
 
 
 def in_turn() -> Iterator[Any]:
-    """Every draft greedy or sampled, in turn; the other in the slow tests."""
+    """Every draft greedy or sampled, in turn; the other in the exhaustive tests."""
     for number, draft in enumerate([None, *ON_DEVICE]):
         yield pytest.param(draft, float(number % 2))
-        yield pytest.param(draft, float(1 - number % 2), marks=pytest.mark.slow)
+        yield pytest.param(draft, float(1 - number % 2), marks=pytest.mark.exhaustive)
 
 
 @pytest.mark.parametrize(("draft", "temperature"), [*in_turn()])

@@ -72,7 +72,7 @@ def greedily(tiny_model: Transformer) -> Callable[[int], Greedily]:
     [
         (3, 1),
         (6, 5),
-        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1, 5), (6, 1))),
+        pytest.param(1, 5, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -199,16 +199,16 @@ def chi_square_p_value(counts: np.ndarray, expected: np.ndarray) -> float:
 
 
 def sampled_cases() -> Iterator[Any]:
-    """Every draft, each sort of head included, with every way of sampling: in the fast tests one of them each, in
-    turn, for the drafts that all tests go through; in the slow tests one more, and one of each sort of head; the rest
-    in the exhaustive ones."""
+    """Every draft, each sort of head included, with every way of sampling: one of them each, in turn, in the fast tests
+    for the drafts that all tests go through and in the slow ones for the other heads; the rest in the exhaustive
+    ones."""
     for number, draft in enumerate([None, *ALL_DRAFTS]):
-        marks = [[], [pytest.mark.slow], [pytest.mark.exhaustive]]
-        if draft is not None and draft not in DRAFTS:
-            marks = [*marks[1:], marks[2]]
+        is_fast = draft is None or draft in DRAFTS
+        first = () if is_fast else pytest.mark.slow
         for turn, name in enumerate(SAMPLINGS):
-            place = (turn - number) % len(SAMPLINGS)
-            yield pytest.param(draft, name, marks=marks[place])
+            is_first = (turn - number) % len(SAMPLINGS) == 0
+            marks = first if is_first else pytest.mark.exhaustive
+            yield pytest.param(draft, name, marks=marks)
 
 
 @pytest.mark.parametrize(("draft", "sampling_name"), [*sampled_cases()])

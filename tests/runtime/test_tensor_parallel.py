@@ -24,6 +24,7 @@ from magicdec.runtime.heads.chain import Head
 from magicdec.runtime.launch import RankDiedError, RankError, launch_ranks
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
+from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from tests.runtime.conftest import started, tiny_spec
 from tests.runtime.drafts import DRAFTS, HEADS, TakesTurns
@@ -65,14 +66,18 @@ PLAIN = tiny_spec(
 )
 LAYER = replace(PLAIN.layers[0], mixer=replace(PLAIN.attention, qk_norm="head"))
 SPEC = replace(PLAIN, layers=(LAYER,) * 2)
+SHARED = tiny_spec(num_attention_heads=4, num_key_value_heads=1, vocab_size=64)
+"""With a KV head that two ranks both have."""
 DRAFT_SPEC = tiny_spec(
     name="small", hidden_size=16, num_hidden_layers=1, intermediate_size=32
 )
 
 
-def decode_cases(tp: TensorParallel, every: int) -> dict[str, list[list[int]]]:
+def decode_cases(
+    tp: TensorParallel, spec: ModelSpec, every: int
+) -> dict[str, list[list[int]]]:
     """The tokens of one case of so many, on this rank's shard."""
-    model = load_model(SPEC, weights="random", seed=3, tp=tp)
+    model = load_model(spec, weights="random", seed=3, tp=tp)
     engine = started(model, PROMPTS, 90)
     snapshot = engine.snapshot()
     draft_groups = {1: tp.first(1), tp.size: tp}
@@ -122,22 +127,24 @@ def decode_queue(tp: TensorParallel) -> list[list[list[int]]]:
 
 
 def decode_all(
-    tp: TensorParallel, every: int
-) -> tuple[dict[str, list[list[int]]], list[list[list[int]]]]:
-    return decode_cases(tp, every), decode_queue(tp)
+    tp: TensorParallel, every: dict[str, int]
+) -> tuple[list[dict[str, list[list[int]]]], list[list[list[int]]]]:
+    specs = {"divided": SPEC, "shared": SHARED}
+    return [decode_cases(tp, specs[k], n) for k, n in every.items()], decode_queue(tp)
 
 
 @pytest.mark.parametrize(
     ("tp_size", "every"),
     [
-        (2, 5),
-        pytest.param(2, 1, marks=pytest.mark.slow),
-        pytest.param(4, 3, marks=pytest.mark.slow),
-        pytest.param(4, 1, marks=pytest.mark.exhaustive),
+        (2, {"divided": 5}),
+        pytest.param(2, {"divided": 1, "shared": 3}, marks=pytest.mark.slow),
+        pytest.param(4, {"divided": 1}, marks=pytest.mark.exhaustive),
     ],
 )
-def test_ranks_decode_the_same_tokens_as_one(tp_size: int, every: int) -> None:
-    """One in so many of every draft and way of sampling, with KV heads divided (2 ranks) and replicated (4), and a
+def test_ranks_decode_the_same_tokens_as_one(
+    tp_size: int, every: dict[str, int]
+) -> None:
+    """One in so many of every draft and way of sampling, with KV heads divided and shared (by 4 ranks both), and a
     draft on one rank; and a queue, at gammas that change."""
     assert launch_ranks(decode_all, tp_size, every) == decode_all(
         TensorParallel(), every

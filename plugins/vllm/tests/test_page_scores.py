@@ -78,13 +78,12 @@ def make_means(head_dim: int) -> PageMeans:
         pytest.param(128, torch.float16, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_full_page_has_the_mean_of_what_it_holds(
-    size: int, dtype: torch.dtype, seed: int
+    size: int, dtype: torch.dtype
 ) -> None:
     """Prefill in chunks, drafts that are verified or rejected, sequences that end, their pages taken over by others,
     rows of nobody: after each step, in plain torch and in the kernel."""
-    rng, kv_heads, head_dim, num_pages = np.random.default_rng(seed), 2, 24, 24
+    rng, kv_heads, head_dim, num_pages = np.random.default_rng(0), 2, 24, 24
     means = make_means(head_dim)
     cache = torch.full(
         (num_pages, kv_heads, size, 2 * head_dim), torch.nan, dtype=dtype, device=DEVICE

@@ -197,14 +197,7 @@ def prefill_and_verify(model: Transformer) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    "family",
-    [
-        "qwen3",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("llama-biases", "llama-3.1-rope", "mistral-window")
-        ),
-    ],
+    "family", ["qwen3", pytest.param("llama-biases", marks=pytest.mark.slow)]
 )
 def test_a_model_gives_the_same_logits(
     family: str, checkpoints: dict[str, Path], fused: Counter[str]
@@ -253,10 +246,11 @@ def test_each_layers_whole_output_is_inspected(
 
 
 @pytest.mark.parametrize(
-    "draft", [pytest.param("streamingllm", marks=pytest.mark.slow), "sparse-model"]
-)
-@pytest.mark.parametrize(
-    "temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8]
+    ("draft", "temperature"),
+    [
+        ("sparse-model", 0.8),
+        pytest.param("streamingllm", 0.0, marks=pytest.mark.slow),
+    ],
 )
 def test_decoding_on_fused_kernels_gives_the_same_tokens(
     draft: str, temperature: float, fused: Counter[str]
