@@ -155,15 +155,3 @@ def test_a_killed_rank_ends_the_run(recorded: Path) -> None:
         )
         == 1
     )
-
-
-@pytest.mark.slow
-def test_an_interrupt_of_a_rank_is_one_of_the_run() -> None:
-    launcher, marker = OURS
-    with watched(*launcher, *ENDLESS) as run:
-        ranks = run.wait_for_descendants(marker, 2)
-        run.wait_for_text("repetition 2/")
-        os.kill(ranks[1], INT)
-        assert run.wait() == EXIT_CODES[INT]
-        assert "Traceback" not in run.shown
-        expect_none_left("SIGINT to a rank of magicdec run --tp 2", run, ranks)

@@ -161,7 +161,7 @@ def fail_on(
             raise ConfigError("no such thing")
         if how == "bug":
             raise ZeroDivisionError("a bug")
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGINT if how == "interrupt" else signal.SIGKILL)
     if others == "in a collective":
         tp.all_reduce(torch.zeros(1))
     time.sleep(240)
@@ -174,12 +174,14 @@ def fail_on(
         ("user", "in a collective", ConfigError, "no such thing"),
         ("bug", "in a collective", RankError, "rank 1: (?s:.*)a bug"),
         ("kill", "computing", RankDiedError, "rank 1 died: .* SIGKILL"),
+        ("interrupt", "computing", KeyboardInterrupt, ""),
     ],
 )
 def test_a_rank_that_fails_ends_all(
-    how: str, others: str, error: type[Exception], message: str, tmp_path: Path
+    how: str, others: str, error: type[BaseException], message: str, tmp_path: Path
 ) -> None:
-    """And what is raised is its error, not that of the ranks whose collective it broke off."""
+    """And what is raised is its error, not that of the ranks whose collective it broke off; an interrupt of a rank is
+    one of all."""
     told = tmp_path / "failed at"
     with pytest.raises(error, match=message):
         launch_ranks(partial(fail_on, rank=1, how=how, others=others, told=told), 2)
@@ -187,6 +189,8 @@ def test_a_rank_that_fails_ends_all(
 
 
 def tell(tp: TensorParallel, met: Path) -> int:
+    """Returns when all have met: a rank that ended before would break off the others' meeting."""
+    tp.all_reduce(torch.zeros(1))
     met.touch()
     return tp.size
 
