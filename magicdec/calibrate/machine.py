@@ -113,7 +113,11 @@ def calibrate(
     """Measures and fits, with a model's shapes (a name, which vLLM loads itself, or a loaded model
     of the device and dtype). `quick` times every other engine shape, in fewer rounds. `head`: a
     trained head of the model, whose steps are timed too."""
-    precision = _precision(dtype)
+    if dtype not in PROFILE_DTYPES:
+        raise unknown_choice("dtype", dtype, PROFILE_DTYPES)
+    precision = Precision(
+        weight_dtype=PROFILE_DTYPES[dtype], kv_dtype=PROFILE_DTYPES[dtype]
+    )
     check_device(device)
     started = time.perf_counter()
     kernels = ReferenceKernels(device, clock)
@@ -236,12 +240,6 @@ def _loaded(
             target_directory=inside,
         ),
     )
-
-
-def _precision(dtype: str) -> Precision:
-    if dtype not in PROFILE_DTYPES:
-        raise unknown_choice("dtype", dtype, PROFILE_DTYPES)
-    return Precision(weight_dtype=PROFILE_DTYPES[dtype], kv_dtype=PROFILE_DTYPES[dtype])
 
 
 def _drift(

@@ -575,14 +575,6 @@ class DraftKind(NamedTuple):
         return f"--draft {self.checkpoint or self.draft}"
 
 
-def _kind(speculation: SpeculationSpec) -> DraftKind:
-    return DraftKind(
-        draft=speculation.draft,
-        method=speculation.draft_method,
-        checkpoint=speculation.checkpoint,
-    )
-
-
 def plan_local(
     request: BenchmarkRequest,
     profile: LocalProfile,
@@ -634,7 +626,12 @@ def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Re
                 f"predictions reach gamma {DEFAULT_MAX_GAMMA}, not {speculation.gamma}; measure "
                 "it with magicdec run"
             )
-        by_kind[_kind(speculation)].append(speculation)
+        kind = DraftKind(
+            draft=speculation.draft,
+            method=speculation.draft_method,
+            checkpoint=speculation.checkpoint,
+        )
+        by_kind[kind].append(speculation)
     measured_methods = {known.draft_method for known in profile.acceptance}
     predicted: list[Record] = []
     for kind, speculations in by_kind.items():

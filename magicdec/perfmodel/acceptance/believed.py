@@ -349,7 +349,7 @@ def _points(question: Question, draft: str) -> list[Point]:
         budget=question.budget,
         target_billions=question.billions,
     )
-    far = msgspec.structs.replace(at, context=_far(question))
+    far = msgspec.structs.replace(at, context=_anchor(question) * FAR)
     return [Point(at, 0.0), Point(at, DEPTH_STEP), Point(far, 0.0)]
 
 
@@ -377,10 +377,6 @@ def _anchor(question: Question) -> float:
     if group == "lookup":
         return question.context
     return belief.CONTEXT_START.get(group, 4096.0)
-
-
-def _far(question: Question) -> float:
-    return _anchor(question) * FAR
 
 
 def _mixed(mean: Array, covariance: Array, num_drafts: int) -> tuple[Array, Array]:
@@ -630,7 +626,15 @@ def profile_on(question: Question, *, draft: str, method: str) -> BelievedProfil
         return profile_of(question, draft=draft, method=method)
     questions = [question._replace(task=task) for task in shares]
     profiles = [profile_of(each, draft=draft, method=method) for each in questions]
-    rates = [_rates_at(profile, question) for profile in profiles]
+    rates = []
+    for profile in profiles:
+        rates.append(
+            profile.law.conditional_rates(
+                budget=question.budget,
+                context=question.context,
+                gamma_max=POSITIONS,
+            )
+        )
     weights, tokens = _weights_of_texts(np.array(list(shares.values())), rates)
     mixed = _rates_of_mixture(weights, rates)
     gains = weights * (tokens - 1.0)
@@ -651,13 +655,6 @@ def profile_on(question: Question, *, draft: str, method: str) -> BelievedProfil
         error=error,
         dataset=question.task,
         source=f"{lead.source} (mixture by shares of tokens)",
-    )
-
-
-def _rates_at(profile: BelievedProfile, question: Question) -> Array:
-    """Conditional rates by position, at the question's context."""
-    return profile.law.conditional_rates(
-        budget=question.budget, context=question.context, gamma_max=POSITIONS
     )
 
 

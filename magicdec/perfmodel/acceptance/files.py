@@ -21,7 +21,7 @@ min(N + 1, gamma).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -256,7 +256,9 @@ def _counts(path: Path, found: list[Any], gamma: int | None) -> Counts:
         if isinstance(sequence, tuple):
             survivors.append(sequence)
         else:
-            survivors.append(_survivors(sequence, depth))
+            steps = np.bincount(sequence, minlength=depth + 1)
+            at_least = steps[::-1].cumsum()[::-1]
+            survivors.append(tuple(at_least.tolist()))
     return Counts.of_survivors(survivors)
 
 
@@ -265,12 +267,6 @@ def _deepest(sequence: list[int] | tuple[float, ...]) -> int:
     if isinstance(sequence, tuple):
         return len(sequence) - 1
     return max(sequence, default=0)
-
-
-def _survivors(lengths: Sequence[int], depth: int) -> tuple[float, ...]:
-    steps = np.bincount(lengths, minlength=depth + 1)
-    at_least = steps[::-1].cumsum()[::-1]
-    return tuple(at_least.tolist())
 
 
 def _lengths(values: Any) -> list[int]:

@@ -32,7 +32,6 @@ from magicdec.perfmodel.rate.simulate import Server
 from magicdec.schema.gamma_table import TableGamma
 from magicdec.schema.plan import GammaTable
 from magicdec.schema.row import Candidate
-from magicdec.specs.engine import EngineProfile
 from magicdec.specs.model import ModelSpec
 
 MOST_DRAFTS = 3
@@ -170,14 +169,12 @@ def _rows_of_released(case: Case) -> list[ServedLayout]:
     request = case.request
     if request.names_a_draft or request.plugin or request.gives_acceptance:
         return _best_rows(case)
-    options = tuple(
-        option for option in case.options if _is_released(option, case.engine)
-    )
-    return _best_rows(dataclasses.replace(case, options=options))
-
-
-def _is_released(option: DraftOption, engine: EngineProfile) -> bool:
-    return not engine.draft(option.draft, option.method).note
+    released = []
+    for option in case.options:
+        # an engine's draft with a note is one of the plugin's
+        if not case.engine.draft(option.draft, option.method).note:
+            released.append(option)
+    return _best_rows(dataclasses.replace(case, options=tuple(released)))
 
 
 def _best_rows(case: Case) -> list[ServedLayout]:
