@@ -579,4 +579,3 @@ Mixer = (
     | LightningAttention
     | Mamba2
 )
-LINEAR_MIXERS = (GatedDeltaNet, KimiDeltaAttention, LightningAttention, Mamba2)

@@ -160,8 +160,6 @@ class Evaluation(NamedTuple):
 
 def validate_published(
     paths: Sequence[str | Path] | None = None,
-    *,
-    engine: str = ENGINE,
 ) -> dict[str, Any]:
     """One group per file × (device, target, draft); fractions are plain numbers. Without paths: the
     shipped tables.
@@ -171,7 +169,7 @@ def validate_published(
 
     Raises ConfigError naming the file, line or column that cannot be used; or when no group can.
     """
-    profile = load_engine(engine)
+    profile = load_engine(ENGINE)
     rows: list[PublishedRow] = []
     lines: list[str] = []
     for path in dict.fromkeys(paths or published(*DEFAULT_TABLES)):

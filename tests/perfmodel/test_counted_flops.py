@@ -26,7 +26,7 @@ from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.layers import Layer, MixtureOfExperts
-from magicdec.specs.mixers import LINEAR_MIXERS, Attention, LatentAttention
+from magicdec.specs.mixers import Attention, LatentAttention
 from magicdec.specs.model import ModelSpec
 from tests.perfmodel.passes import forward_pass
 from tests.specs.architectures import READ_BY_TRANSFORMERS, draw
@@ -106,7 +106,7 @@ def as_served(
             - scores
             - of(counts, f"{here}.self_attn.kv_b_proj")
         )
-    elif isinstance(layer.mixer, LINEAR_MIXERS):
+    elif layer.mixer is not None and layer.mixer.states():
         added -= of(counts, here, "bmm", "baddbmm", "convolution")
     elif isinstance(layer.mixer, Attention) and overstepped(layer, kv_len):
         added -= of(counts, f"{here}.self_attn", "bmm", "baddbmm")
