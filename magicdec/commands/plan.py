@@ -27,7 +27,7 @@ EPILOG = options.examples(
 RequestForm: Any = request_form()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class PlanOptions(RequestForm):  # type: ignore[misc]
     """Options of `magicdec plan`: a request, and where its answer goes."""
 

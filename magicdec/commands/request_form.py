@@ -57,7 +57,10 @@ def request_form(*names: str) -> Any:
         reads = as_formats if name.endswith("dtype") else None
         shown = option(asked.help, *flags, callback=reads)
         fields.append((name, Annotated[kind, shown], field(default=default)))
-    return make_dataclass("RequestForm", fields, frozen=True, kw_only=True)
+    # each method of so many fields is compiled anew at every start
+    return make_dataclass(
+        "RequestForm", fields, frozen=True, kw_only=True, repr=False, eq=False
+    )
 
 
 def values_of(form: Any, names: Container[str]) -> dict[str, Any]:

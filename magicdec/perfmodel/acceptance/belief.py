@@ -471,6 +471,8 @@ class Shares(NamedTuple):
         """Prior covariance of the logits at these points with those at others."""
         total = np.zeros((self.values.shape[1], others.values.shape[1]))
         for own, factor, other, by in zip(*self[1:], *others[1:], strict=True):
+            if not factor.any():
+                continue  # all values of the level are shared ones
             total += (own[:, None] == other) * np.outer(factor, by)
         return total
 
