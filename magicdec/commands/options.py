@@ -140,7 +140,6 @@ DeviceName = Annotated[str, option("cpu, cuda or cuda:N.")]
 CLOCK_HELP = "wall, or cpu: the processor time of one thread, which other processes disturb less."
 
 # A server
-ServedModel = Annotated[str, option("The target, as plans call it.")]
 ServerFormat = Annotated[
     str | None,
     option("The server's; default as published, on a CPU fp32.", callback=as_formats),

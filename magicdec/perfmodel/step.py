@@ -371,19 +371,10 @@ def read_bytes(
     caches and states, each once, on all ranks together. `draft` is the block's gamma draft
     steps."""
     engine = setup.engine.with_constants({"kernels.kv_reads": "per_sequence"})
-    fields = {
-        each.name: getattr(setup, each.name) for each in dataclasses.fields(setup)
-    }
-    counted = Setup(
-        **{
-            **fields,
-            "engine": engine,
-            "spread": TENSOR_PARALLEL,
-            "hardware": ANY_DEVICE,
-        }
-    )
+    counted = dataclasses.replace(setup, engine=engine, spread=TENSOR_PARALLEL)
+    on_device = Setup(**vars(counted), hardware=ANY_DEVICE)
     terms = step_terms(
-        counted, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma
+        on_device, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma
     )
 
     def read(time: ForwardTime) -> Array:

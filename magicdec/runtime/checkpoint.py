@@ -410,7 +410,6 @@ class _StoredLayout(NamedTuple):
     layout: Sides
     steps: list[int]
     """Outputs or inputs that one entry stands for, by dimension."""
-    shape: tuple[int, ...]
 
 
 def _cut(
@@ -531,31 +530,25 @@ class _Matrix:
         return _outputs_by_inputs(tensor, fit.layout)
 
     def _fitting_view(self, name: str, stored: Stored) -> tuple[_StoredLayout, Any]:
-        """A stored tensor that is not read yet, with the layout that it has."""
-        by_shape: dict[tuple[int, ...], _StoredLayout] = {}
-        for fit in self._fits_of(stored):
-            by_shape.setdefault(fit.shape, fit)
-        view = self._files.view(name, list(by_shape), stored.dtypes)
-        if isinstance(view, Tensor):
-            return by_shape[tuple(view.shape)], view
-        return by_shape[tuple(view.get_shape())], view
-
-    def _fits_of(self, stored: Stored) -> list[_StoredLayout]:
-        """The layouts that the scheme allows, with their shapes for this matrix. A scheme of blocks
-        has one scale per block; other schemes have no scales of blocks."""
+        """A stored tensor that is not read yet, with the layout that it has, of those that the
+        scheme allows: one of blocks has one scale per block, others have no scales of blocks."""
         dtype = stored.dtypes[0]
         has_blocks = self._scheme.block is not None
-        fits = []
+        by_shape: dict[tuple[int, ...], _StoredLayout] = {}
         for layout in stored.layouts:
             is_of_blocks = any(side.unit == "block" for side in layout)
             if len(stored.layouts) > 1 and is_of_blocks != has_blocks:
                 continue
             steps = [side.step(self._shape, self._scheme, dtype) for side in layout]
-            shape = []
-            for side, step in zip(layout, steps, strict=True):
-                shape.append(-(-self._shape[side.axis] // step))
-            fits.append(_StoredLayout(layout, steps, tuple(shape)))
-        return fits
+            shape = tuple(
+                -(-self._shape[side.axis] // step)
+                for side, step in zip(layout, steps, strict=True)
+            )
+            by_shape.setdefault(shape, _StoredLayout(layout, steps))
+        view = self._files.view(name, list(by_shape), stored.dtypes)
+        if isinstance(view, Tensor):
+            return by_shape[tuple(view.shape)], view
+        return by_shape[tuple(view.get_shape())], view
 
     def _carried(self, increment: int) -> Tensor:
         """The increment in every code of a 32-bit word."""

@@ -214,13 +214,9 @@ class Engine:
             batch_size, num_slots + 1, dtype=torch.long, device=model.device
         )
         self.prefill_count = 0
-        self._is_noise = False
-        self._followers: list[ref[PrefillFollower]] = []
-
-    @property
-    def is_noise(self) -> bool:
+        self.is_noise = False
         """Whether what is cached is seeded noise, and no text."""
-        return self._is_noise
+        self._followers: list[ref[PrefillFollower]] = []
 
     @property
     def lengths_B(self) -> Tensor:
@@ -269,7 +265,10 @@ class Engine:
         for sequence, prompt in enumerate(prompts):
             self._begin(sequence, prompt)
         while self._prompts:
-            self.prefill_part(chunk, self._present_followers)
+            # in the order in which they came, which is the same on every rank
+            present = [follower() for follower in self._followers]
+            followers = [follower for follower in present if follower is not None]
+            self.prefill_part(chunk, followers)
             while self.admit_first() is not None:
                 if progress is not None:
                     progress(self.num_active - 1)
@@ -284,7 +283,7 @@ class Engine:
     def _begin(self, sequence: int, prompt: Sequence[int]) -> None:
         taken = {prompt.slot for prompt in self._prompts}
         slot = min(set(range(self.num_active, self.batch_size)) - taken)
-        self._is_noise = False
+        self.is_noise = False
         self.prefill_count += 1
         self.sequence_of_slot[slot] = sequence
         self._tokens[slot, : len(prompt)] = torch.tensor(
@@ -344,12 +343,6 @@ class Engine:
     def follow_with(self, follower: PrefillFollower) -> None:
         """Shows a follower the prompts of every batch from now on, while somebody keeps it."""
         self._followers.append(ref(follower))
-
-    @property
-    def _present_followers(self) -> list[PrefillFollower]:
-        """In the order in which they came, which is the same on every rank."""
-        present = [follower() for follower in self._followers]
-        return [follower for follower in present if follower is not None]
 
     @torch.inference_mode()
     def show_again(self, slot: int, follower: PrefillFollower) -> None:
@@ -417,9 +410,9 @@ class Engine:
                 f"noise of {max(lengths, default=0)} tokens in {len(lengths)} sequences does not "
                 "fit"
             )
-        if not self._is_noise:
+        if not self.is_noise:
             self.cache.fill_with_noise(seed)
-            self._is_noise = True
+            self.is_noise = True
         self.prefill_count += 1
         self._prompts.clear()
         self.sequence_of_slot = np.arange(self.batch_size)

@@ -225,7 +225,10 @@ class Router:
         """The chosen experts' weights and numbers, both [M, C]."""
         kind = self.kind
         num_chosen = kind.num_experts_per_tok
-        logits_ME = self._logits(x_MH)
+        bias_E = None
+        if self.bias_E is not None:
+            bias_E = self.bias_E.float()
+        logits_ME = F.linear(x_MH.float(), self.weight_EH.float(), bias_E)
         if kind.scoring == "sparse_mixer":
             return self._one_by_one(logits_ME)
         if kind.scoring == "softmax_of_chosen":
@@ -247,12 +250,6 @@ class Router:
         if kind.normalized:
             weights_MC = weights_MC / (weights_MC.sum(-1, keepdim=True) + 1e-20)
         return weights_MC * kind.scaling_factor, experts_MC
-
-    def _logits(self, x_MH: Tensor) -> Tensor:
-        bias_E = None
-        if self.bias_E is not None:
-            bias_E = self.bias_E.float()
-        return F.linear(x_MH.float(), self.weight_EH.float(), bias_E)
 
     def _one_by_one(self, logits_ME: Tensor) -> tuple[Tensor, Tensor]:
         """The best expert, weighted by a softmax over experts near it; then the best of the others,

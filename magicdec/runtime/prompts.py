@@ -220,8 +220,8 @@ def _token_stream(request: PromptRequest, tokenizer: Tokenizer) -> list[int]:
 
 @lru_cache(maxsize=2)
 def _stdlib_ids(tokenizer: Tokenizer) -> list[int]:
-    """Half a second for a megabyte of text, which every session of a process reads. To be left as
-    it is."""
+    """The standard library's tokens, kept since a megabyte takes half a second and every session
+    of a process reads it. Callers must not change the list."""
     return _ids(stdlib_documents(held_out=True), tokenizer)
 
 
@@ -236,7 +236,7 @@ def _ids(texts: Iterable[str], tokenizer: Tokenizer) -> list[int]:
 
 
 def _texts(source: str) -> Iterator[str]:
-    """Those of a user's file, or of a directory of them."""
+    """The texts of a user's file, or of a directory of files."""
     path = Path(source)
     if not path.exists():
         raise unknown_choice("prompts", source, (*_OF_STDLIB, "random"))
