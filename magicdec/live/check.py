@@ -21,13 +21,7 @@ from magicdec.live.changes import (
     without_acceptance,
 )
 from magicdec.live.options import OPTIONS
-from magicdec.live.settings import (
-    Change,
-    Served,
-    costs_of,
-    slowed,
-    unpriced_costs,
-)
+from magicdec.live.settings import Change, Served, costs_of, slowed, unpriced_costs
 from magicdec.naming import head_named_in
 from magicdec.perfmodel.kernels.profile import counted, load_hardware
 from magicdec.perfmodel.memory import memory_need
@@ -262,18 +256,13 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
     for change in changes:
         if change.kind == "cost":
             waiting *= change.gain or 1.0
-    plain = Served(case=free.case, option=None, row=alone, gen_len=request.gen_len)
+    plain = Served(case=free.case, option=None, row=alone)
     costs = costs_of(command, plain)
     alone_times = costs.times_as_long * waiting
     without_draft = slowed(alone, alone_times, alone_times)
     as_it_is: Candidate | None = without_draft
     if drafted is not None:
-        served = Served(
-            case=drafted.case,
-            option=drafted.option,
-            row=drafted.row,
-            gen_len=request.gen_len,
-        )
+        served = Served(case=drafted.case, option=drafted.option, row=drafted.row)
         costs = costs_of(command, served)
         times = costs.times_as_long * waiting
         as_it_is = slowed(drafted.row, times, alone_times)

@@ -89,7 +89,6 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     case: Case
     option: DraftOption | None
     row: Candidate
-    gen_len: int
 
     @property
     def borrows_host_times(self) -> bool:
@@ -415,7 +414,7 @@ def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
             gain_high=gain,
             kind="cost",
         )
-    output_s = (served.gen_len or USUAL_OUTPUT) * row.tpot_s
+    output_s = (served.case.request.gen_len or USUAL_OUTPUT) * row.tpot_s
     prompt_s = row.decoding.ttft_s
     if command.has_prefix_cache is False and row.context_len >= LONG_PROMPT:
         low, middle, high = (

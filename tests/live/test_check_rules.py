@@ -286,7 +286,6 @@ def served_of(**question: Any) -> settings.Served:
         case=case_of(**question),
         option=found.option,
         row=found.rows[0],
-        gen_len=question.get("gen_len", 0),
     )
 
 

@@ -41,7 +41,7 @@ def served() -> Served:
     request, _ = _request(command, LOAD, model)
     alone = msgspec.structs.replace(request, draft="none")
     answer = answered(alone, model, [])[0][0]
-    return Served(case=answer.case, option=None, row=answer.document.best, gen_len=0)
+    return Served(case=answer.case, option=None, row=answer.document.best)
 
 
 def costs(options: str) -> list[Change]:
@@ -137,7 +137,7 @@ def test_an_engine_whose_host_was_not_timed_takes_half_of_vllms() -> None:
         draft="none",
     )
     sglang = replace(case, engine=load_engine("sglang"))
-    here = Served(case=sglang, option=None, row=row, gen_len=0)
+    here = Served(case=sglang, option=None, row=row)
     (found,) = costs_of(read_serve_command(text), here).changes
     graphs = load_engine("vllm").graphs
     layers = load_model_spec(MODEL).num_hidden_layers
