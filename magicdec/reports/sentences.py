@@ -337,39 +337,30 @@ def evidence_line(evidence: LaneEvidence | None) -> str:
 
 
 def spread_line(choice: Choice) -> str:
-    """The gain of the draft that was considered, by its acceptance, and where it breaks even."""
+    """The gain of the draft that was considered at its acceptance's 10th, 50th and 90th percentile, and
+    where it breaks even."""
     row = considered(choice)
-    if row is None:
+    if row is None or row.by_acceptance is None:
         return ""
-    return by_acceptance(row)
-
-
-def by_acceptance(row: Candidate) -> str:
-    """The gain at the acceptance's 10th, 50th and 90th percentile, and where it breaks even."""
-    known = row.by_acceptance
-    if known is None:
-        return ""
-    even = _break_even(row)
-    speedups = [f"{value:.2f}" for value in known.speedup]
-    if speedups[0] == speedups[-1]:
+    least = row.drafting.break_even_tokens_per_step
+    most = row.gamma + 1
+    if least is None:
+        even = "No number of tokens per step breaks even."
+    elif least > most:
+        even = (
+            f"Break-even at {least:.2f} tokens per step, more than the {most} that gamma "
+            f"{row.gamma} allows."
+        )
+    else:
+        expected = row.drafting.tokens_per_step
+        even = f"Break-even at {least:.2f} tokens per step; {expected:.2f} expected."
+    low, typical, high = (f"{gain:.2f}" for gain in row.by_acceptance.speedup)
+    if low == high:
         return even
     return (
-        f"If acceptance is low, typical or high (10th, 50th, 90th percentile): "
-        f"{speedups[0]}x, {speedups[1]}x, {speedups[2]}x. {even}"
+        f"If acceptance is low, typical or high (10th, 50th, 90th percentile): {low}x, {typical}x, "
+        f"{high}x. {even}"
     )
-
-
-def _break_even(row: Candidate) -> str:
-    """Tokens per step at which the draft is as fast as none, next to what is expected."""
-    least = row.drafting.break_even_tokens_per_step
-    if least is None:
-        return "No number of tokens per step breaks even."
-    even = f"Break-even at {least:.2f} tokens per step"
-    most = row.gamma + 1
-    if least > most:
-        return f"{even}, more than the {most} that gamma {row.gamma} allows."
-    expected = row.drafting.tokens_per_step
-    return f"{even}; {expected:.2f} expected."
 
 
 def task_lines(outlook: Outlook | None) -> list[str]:

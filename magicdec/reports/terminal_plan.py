@@ -110,11 +110,25 @@ def _print_why(page: Page, answer: Plan) -> None:
     for name, operations in answer.breakdown.items():
         slowest_first = sorted(operations, key=lambda op: -op.time_s)
         for op in slowest_first:
-            times = (_ms(op.time_s), _ms(op.ceiling_s))
-            rows.append((name, op.op, *times, op.bound_by, op.time_from))
+            taken = format_number(op.time_s / MILLI)
+            ceiling = format_number(op.ceiling_s / MILLI)
+            rows.append((name, op.op, taken, ceiling, op.bound_by, op.time_from))
     heads = ("pass", "operation", "ms", "ceiling ms", "bound by", "time from")
     page.print(text_table(heads, rows, wraps=()))
-    page.print(_memory_line(answer))
+    memory = answer.memory
+    parts = {
+        "weights": memory.weights_bytes,
+        "KV": memory.kv_bytes,
+        "draft weights": memory.draft_weights_bytes,
+        "draft KV": memory.draft_kv_bytes,
+        "workspace": memory.workspace_bytes,
+        "of": memory.capacity_bytes,
+    }
+    sizes = [f"{label} {format_bytes(size)}" for label, size in parts.items()]
+    page.print(
+        f"memory per device: {', '.join(sizes)}; largest batch {memory.largest_batch:.0f} "
+        f"(autoregressive {memory.largest_autoregressive_batch:.0f})"
+    )
 
 
 def _print_cases(page: Page, answer: Plan) -> None:
@@ -235,24 +249,18 @@ def _few(answer: Plan, case: CaseAnswer) -> list[Candidate]:
 
 
 def _with_baselines(case: CaseAnswer, rows: list[Candidate]) -> list[Candidate]:
-    """The rows, and for whole requests the rows without a draft."""
+    """The drafted rows, and for whole requests those without a draft."""
     if case.best.requests is None:
         return rows
-    shown = list(rows)
-    loads = [_load(row) for row in rows]
-    for row in (case.autoregressive, case.best_autoregressive):
-        if row is not None and _load(row) not in loads:
-            shown.append(row)
-            loads.append(_load(row))
+    alone = case.autoregressive
+    shown = [*rows, alone]
+    best = case.best_autoregressive
+    if best is not None and (best.batch_size, best.layout.label) != (
+        alone.batch_size,
+        alone.layout.label,
+    ):
+        shown.append(best)
     return shown
-
-
-def _load(row: Candidate) -> tuple[bool, int, str]:
-    return row.is_speculative, row.batch_size, row.layout.label
-
-
-def _ms(seconds: float) -> str:
-    return format_number(seconds / MILLI)
 
 
 def _speedup(row: Candidate) -> str:
@@ -398,7 +406,13 @@ def _gamma_table(table: GammaTable, width: int) -> TextTable:
         cells = [str(batch)]
         for column in range(len(contexts)):
             cells.append(_gamma_cell(table, row, column, wide=wide))
-        cells.append(_faster_from(table, row))
+        start = table.break_even_context[row]
+        if start is None:
+            cells.append("-")
+        elif start <= contexts[0]:
+            cells.append(f"<= {format_tokens(contexts[0])}")
+        else:
+            cells.append(format_tokens(start))
         rows.append(cells)
     heads = ["batch", *map(format_tokens, contexts), "faster from"]
     return text_table(heads, rows, wraps=())
@@ -418,37 +432,6 @@ def _gamma_cell(table: GammaTable, row: int, column: int, *, wide: bool) -> str:
         return f"{gamma}{mark}"
     speedup = table.speedup[row][column]
     return f"{gamma}{mark} ({speedup:.2f})"
-
-
-def _faster_from(table: GammaTable, row: int) -> str:
-    start = table.break_even_context[row]
-    first = table.context_lens[0]
-    if start is None:
-        return "-"
-    if start <= first:
-        return f"<= {format_tokens(first)}"
-    return format_tokens(start)
-
-
-def _memory_line(answer: Plan) -> str:
-    memory = answer.memory
-    parts = {
-        "weights": memory.weights_bytes,
-        "KV": memory.kv_bytes,
-        "draft weights": memory.draft_weights_bytes,
-        "draft KV": memory.draft_kv_bytes,
-        "workspace": memory.workspace_bytes,
-        "of": memory.capacity_bytes,
-    }
-    sizes = []
-    for label, size in parts.items():
-        sizes.append(f"{label} {format_bytes(size)}")
-    largest = f"{memory.largest_batch:.0f}"
-    largest_alone = f"{memory.largest_autoregressive_batch:.0f}"
-    return (
-        f"memory per device: {', '.join(sizes)}; largest batch {largest} (autoregressive "
-        f"{largest_alone})"
-    )
 
 
 # Under arrivals
