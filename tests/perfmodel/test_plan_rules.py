@@ -202,9 +202,7 @@ def test_a_break_even_is_where_the_last_range_that_pays_begins(
         assert last is None
 
 
-def test_cells_are_whole_numbers_or_none() -> None:
-    cells = np.array([[1.0, np.nan], [np.inf, 0.0]])
-    assert tables._whole_or_none(cells) == [[1, None], [None, 0]]
+def test_a_range_names_its_ends_once() -> None:
     assert (explain._range([4.4]), explain._range([7.0, 3.0])) == ("4", "3 to 7")
 
 

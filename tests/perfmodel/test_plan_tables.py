@@ -21,7 +21,6 @@ from magicdec.perfmodel.plan import tables
 from magicdec.perfmodel.plan.explain import tasks_of, with_paying_rate
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.search import same_configuration
-from magicdec.perfmodel.plan.tables import Axes
 from magicdec.perfmodel.planner import Answer, best_of_layouts
 from magicdec.perfmodel.serving import whole_requests
 from magicdec.perfmodel.setup import Points
@@ -155,13 +154,11 @@ def test_a_table_reaches_every_batch_and_context_within_a_factor_of_two() -> Non
         assert max(np.diff(powers)) <= 2.0
     case = case_of(**QUESTIONS[0])
     best = answer_of(**QUESTIONS[0]).document.choice.row
-    axes = Axes.of(case, best)
-    assert axes.fine[::2][0] == axes.fine[0] == axes.contexts[0] == 512
-    assert axes.fine[::2][-1] == axes.fine[-1] == axes.contexts[-1] == 131_072
-    assert max(axes.fine[1:] / axes.fine[:-1]) < 1.1
-    assert axes.all_contexts[axes.shown] == axes.contexts
-    assert axes.all_contexts[axes.between] == axes.fine.tolist()
-    assert axes.shape == (len(axes.batches), len(axes.contexts) + len(axes.fine))
+    contexts = tables.table_contexts(case, best)
+    fine = tables.contexts_between(contexts)
+    assert fine[::2][0] == fine[0] == contexts[0] == 512
+    assert fine[::2][-1] == fine[-1] == contexts[-1] == 131_072
+    assert max(fine[1:] / fine[:-1]) < 1.1
 
 
 def test_no_context_of_a_table_is_longer_than_the_model_reads() -> None:
@@ -174,10 +171,10 @@ def test_no_context_of_a_table_is_longer_than_the_model_reads() -> None:
             ),
         )
         best = found_of(draft="none").drafts[0].rows[0]
-        axes = Axes.of(case, best)
+        contexts = tables.table_contexts(case, best)
         for context in tables.TABLE_CONTEXTS:
             fits = context + gen_len <= case.model.longest_context
-            assert (context in axes.contexts) == fits
+            assert (context in contexts) == fits
 
 
 def test_a_table_without_a_draft_drafts_nothing() -> None:

@@ -29,7 +29,7 @@ from magicdec.perfmodel.plan.rows import candidates
 from magicdec.perfmodel.plan.search import is_sure_depth
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Points, Setup
-from magicdec.perfmodel.speedup import BoolArray, Prediction, predict
+from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.perfmodel.step import idle_step_s
 from magicdec.schema.plan import (
     Ceilings,
@@ -50,134 +50,16 @@ TABLE_BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
 TABLE_CONTEXTS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 
-class Best(msgspec.Struct, frozen=True, kw_only=True):
-    """A draft at its best gamma and budget of each batch and context; arrays are [batch,
-    context]."""
-
-    rows: Prediction
-    is_usable: BoolArray
-    """Whether it can run: its budget is below the context, and it fits in memory if autoregressive
-    decoding does."""
-    speedup: Array
-    """Speedup of whole requests if a length is generated, else of decoding. 0: it cannot run."""
-    low: Array
-    high: Array
-    """The ends of its interval, over the contexts that were asked for."""
-    decoding: Array
-    """Speedup of decoding and the ends of its interval, [3, batch, context], over these contexts. 0:
-    it cannot run."""
+def table_contexts(case: Case, best: Candidate) -> list[int]:
+    """Usual contexts that the model reads with what is generated, and the best candidate's own."""
+    limit = case.model.longest_context - case.request.gen_len
+    usual = {context for context in TABLE_CONTEXTS if context <= limit}
+    return sorted({best.context_len, *usual})
 
 
-def _best_gammas(
-    case: Case,
-    option: DraftOption,
-    points: Points,
-    room: BoolArray,
-    bounded: slice,
-) -> Best:
-    """The gamma with the highest speedup: of whole requests if a
-    length is generated, else of decoding. `room`: where autoregressive decoding fits;
-    `bounded`: contexts that need intervals, which take longer than all else."""
-    result = predict(case.setup(option), option.acceptance, points)
-    shape = room.shape
-    has_room = result.memory.fits | ~room[..., None, None, None]
-    may_run = result.valid & has_room & is_sure_depth(result)
-    can_run = result.full(may_run).reshape(*shape, -1)
-    ranked_by = result.speedup
-    of_all = _requests(case, result)
-    if of_all is not None:
-        ranked_by = of_all.speedup_at(ranked_by)
-    ranked_by = np.where(can_run, result.full(ranked_by).reshape(can_run.shape), 0.0)
-    chosen = np.argmax(ranked_by, axis=-1)
-    first_of_cell = np.arange(chosen.size) * can_run.shape[-1]
-    rows = result.take(first_of_cell + chosen.ravel())
-    is_usable = can_run.any(axis=-1)
-
-    cells = np.arange(room.size).reshape(shape)[:, bounded]
-    within = rows.take(cells.ravel())
-    bounds = interval(within, tokens_error(within, option.acceptance))
-    low = within.full(bounds.speedup_low)
-    high = within.full(bounds.speedup_high)
-    decoding = np.stack([within.full(within.speedup), low, high])
-    requests = _requests(case, within)
-    if requests is not None:
-        low, high = requests.gains(bounds.gains).quantiles(INTERVAL_ENDS)
-
-    def of_usable(values: Array) -> Array:
-        return np.where(is_usable[:, bounded], np.reshape(values, cells.shape), 0.0)
-
-    return Best(
-        rows=rows,
-        is_usable=is_usable,
-        speedup=ranked_by.max(axis=-1),
-        low=of_usable(low),
-        high=of_usable(high),
-        decoding=np.stack([of_usable(values) for values in decoding]),
-    )
-
-
-def _requests(case: Case, rows: Prediction) -> WholeRequests | None:
-    """Whole requests. None: no length is generated."""
-    gen_len = float(case.request.gen_len)
-    if not gen_len:
-        return None
-    return whole_requests(rows, output_len=gen_len)
-
-
-class Axes(msgspec.Struct, frozen=True, kw_only=True):
-    """Batches and contexts of a table. Columns of its arrays are the contexts, then `fine`."""
-
-    batches: list[int]
-    contexts: list[int]
-    fine: Array
-    """Contexts between which break-even contexts are interpolated."""
-
-    @staticmethod
-    def of(case: Case, best: Candidate) -> Axes:
-        limit = case.model.longest_context - case.request.gen_len
-        contexts = {best.context_len}
-        for context in TABLE_CONTEXTS:
-            if context <= limit:
-                contexts.add(context)
-        shortest = min(contexts)
-        longest = max(contexts)
-        return Axes(
-            batches=sorted({*TABLE_BATCHES, best.batch_size}),
-            contexts=sorted(contexts),
-            fine=np.round(np.geomspace(shortest, longest, NUM_BREAK_EVEN_CONTEXTS)),
-        )
-
-    @property
-    def all_contexts(self) -> list[Any]:
-        return [*self.contexts, *self.fine]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.batches), len(self.all_contexts)
-
-    @property
-    def shown(self) -> slice:
-        return slice(len(self.contexts))
-
-    @property
-    def between(self) -> slice:
-        return slice(len(self.contexts), None)
-
-
-class TableCells(msgspec.Struct, frozen=True, kw_only=True):
-    """The cells of a table; arrays are [batch, context] over all contexts of its axes."""
-
-    speedup: Array
-    gamma: Array
-    break_even: Array
-    """Generated length from which on drafting is faster; infinity where it is not."""
-    is_counted: BoolArray
-    """False where the draft alone has no room, which is a gap among the contexts that could pay."""
-    fits: BoolArray
-    verdict: Array
-    """Over the shown contexts, as the next."""
-    decoding: Array
-    """Speedup of decoding."""
+def contexts_between(contexts: list[int]) -> Array:
+    """Contexts between which those of break-even are interpolated."""
+    return np.round(np.geomspace(contexts[0], contexts[-1], NUM_BREAK_EVEN_CONTEXTS))
 
 
 def gamma_table(
@@ -190,162 +72,137 @@ def gamma_table(
 
     It covers what fits in memory. A cell where not even autoregressive decoding fits says what
     would be best if it did. Without a `leading` row nothing is drafted anywhere."""
-    axes = Axes.of(case, best)
-    alone = predict(
-        case.setup(None), None, _grid_of(case, best, axes.batches, axes.all_contexts)
-    )
-    room = alone.full(alone.memory.fits).reshape(axes.shape)
+    batches = sorted({*TABLE_BATCHES, best.batch_size})
+    contexts = table_contexts(case, best)
+    fine = contexts_between(contexts)
+    # arrays are [batch, context] over the contexts of the table and then the finer ones
+    shape = (len(batches), len(contexts) + len(fine))
+    shown = slice(len(contexts))
+
+    def points(option: DraftOption | None, budget: int | None) -> Points:
+        return Points.grid(
+            batch=batches,
+            context=[*contexts, *fine],
+            tp=(best.tp_size,),
+            budget=(budget,),
+            cached=case.request.cached,
+            gamma=case.gammas_of(option),
+            gen_len=float(case.request.gen_len),
+        )
+
+    alone = predict(case.setup(None), None, points(None, None))
+    room = alone.full(alone.memory.fits).reshape(shape)
     if leading is None or not leading.is_speculative:
-        return _table(axes, best, leading, _cells_without_draft(axes, room))
+        cells = room[:, shown]
+        return GammaTable(
+            draft="none",
+            draft_method="none",
+            tp_size=best.tp_size,
+            batch_sizes=batches,
+            context_lens=contexts,
+            gamma=np.zeros(cells.shape, dtype=np.int64).tolist(),
+            speedup=np.ones(cells.shape).tolist(),
+            verdict=np.full(cells.shape, "does not pay").tolist(),
+            fits=cells.tolist(),
+            break_even_gen_len=np.full(cells.shape, None).tolist(),
+            break_even_context=[None] * len(batches),
+        )
+
+    # the gamma with the highest speedup, of whole requests if a length is generated, else of decoding
     option = case.option_of(leading)
-    points = _grid_of(case, best, axes.batches, axes.all_contexts, option, leading)
-    drafted = _best_gammas(case, option, points, room, axes.shown)
-    table = _table(axes, best, leading, _cells_of(axes, drafted, room))
-    decoding, low, high = drafted.decoding
-    table = msgspec.structs.replace(
-        table,
-        speedup_low=low.tolist(),
-        speedup_high=high.tolist(),
-    )
-    if not best.is_speculative:
-        return table
-    idle = alone.full(_idle_speedup(case, option, leading, alone))
-    idle = idle.reshape(axes.shape)[:, axes.shown]
-    chosen = drafted.rows.points.gamma.reshape(axes.shape)[:, axes.shown]
-    followed = np.where(decoding > idle, chosen, 0)
-    return msgspec.structs.replace(
-        table,
-        idle_speedup=idle.tolist(),
-        gamma_set_up=followed.tolist(),
-        speedup_set_up=np.maximum(decoding, idle).tolist(),
-    )
-
-
-def _table(
-    axes: Axes, best: Candidate, leading: Candidate | None, cells: TableCells
-) -> GammaTable:
-    """The table of `leading`'s draft, without what is known of a loaded draft only."""
-    draft = "none"
-    draft_method = "none"
-    draft_budget = None
-    if leading is not None:
-        draft = leading.draft
-        draft_method = leading.draft_method
-        draft_budget = leading.draft_budget
-    return GammaTable(
-        draft=draft,
-        draft_method=draft_method,
-        draft_budget=draft_budget,
-        tp_size=best.tp_size,
-        batch_sizes=axes.batches,
-        context_lens=axes.contexts,
-        gamma=cells.gamma[:, axes.shown].tolist(),
-        speedup=cells.decoding.tolist(),
-        verdict=cells.verdict.tolist(),
-        fits=cells.fits[:, axes.shown].tolist(),
-        break_even_gen_len=_whole_or_none(cells.break_even[:, axes.shown]),
-        break_even_context=_break_even_contexts(axes, cells),
-    )
-
-
-def _cells_without_draft(axes: Axes, room: BoolArray) -> TableCells:
-    shape = room.shape
-    return TableCells(
-        speedup=np.zeros(shape),
-        gamma=np.zeros(shape, dtype=np.int64),
-        break_even=np.full(shape, np.inf),
-        is_counted=np.ones(shape, dtype=bool),
-        verdict=np.full((len(axes.batches), len(axes.contexts)), "does not pay"),
-        fits=room,
-        decoding=np.ones((len(axes.batches), len(axes.contexts))),
-    )
-
-
-def _cells_of(axes: Axes, drafted: Best, room: BoolArray) -> TableCells:
-    shape = room.shape
-    rows = drafted.rows
-    pays = drafted.speedup > 1.0
-    gamma = rows.points.gamma.reshape(shape)
-    break_even = rows.full(rows.break_even_gen_len).reshape(shape)
-    is_valid = rows.full(rows.valid).reshape(shape)
-    fits = rows.full(rows.memory.fits).reshape(shape)
-    pays_shown = pays[:, axes.shown]
-    verdicts = VERDICTS(drafted.low, drafted.high)
-    return TableCells(
-        speedup=drafted.speedup,
-        gamma=np.where(pays, gamma, 0),
-        break_even=np.where(pays, break_even, np.inf),
-        is_counted=drafted.is_usable | ~is_valid,
-        verdict=np.where(pays_shown, verdicts, "does not pay"),
-        fits=np.where(pays, fits, room),
-        decoding=np.where(pays_shown, drafted.decoding[0], 1.0),
-    )
-
-
-def _whole_or_none(values: Array) -> list[list[int | None]]:
-    """Whole numbers by row. None: not finite."""
-    rows = []
-    for row in values:
-        whole: list[int | None] = []
-        for value in row:
-            whole.append(int(value) if np.isfinite(value) else None)
-        rows.append(whole)
-    return rows
-
-
-def _break_even_contexts(axes: Axes, cells: TableCells) -> list[float | None]:
-    contexts: list[float | None] = []
-    speedups = cells.speedup[:, axes.between]
-    is_counted = cells.is_counted[:, axes.between]
-    for speedup, counted in zip(speedups, is_counted, strict=True):
-        contexts.append(_break_even(axes.fine[counted], speedup[counted]))
-    return contexts
-
-
-def _grid_of(
-    case: Case,
-    best: Candidate,
-    batches: Any,
-    contexts: Any,
-    option: DraftOption | None = None,
-    leading: Candidate | None = None,
-) -> Points:
-    """Batches and contexts at the best candidate's tp. With a draft, every gamma of it, at
-    `leading`'s budget or at all budgets."""
-    budgets: tuple[int | None, ...]
-    if option is None:
-        budgets = (None,)
-    elif leading is None:
-        budgets = option.budgets
-    else:
-        budgets = (leading.draft_budget,)
-    return Points.grid(
-        batch=batches,
-        context=contexts,
-        tp=(best.tp_size,),
-        budget=budgets,
-        cached=case.request.cached,
-        gamma=case.gammas_of(option),
-        gen_len=float(case.request.gen_len),
-    )
-
-
-def _idle_speedup(
-    case: Case, option: DraftOption, leading: Candidate, alone: Prediction
-) -> Any:
-    """Speedup over autoregressive decoding of an engine that has this draft set up but drafts
-    nothing."""
     setup = case.setup(option)
-    points = alone.points
-    kv_len = points.context + points.gen_len / 2.0
-    read = draft_kv_tokens(setup, kv_len, leading.draft_budget)
-    return alone.autoregressive_step_s / idle_step_s(
-        setup,
-        batch=points.batch,
-        kv_len=kv_len,
-        draft_kv_len=read,
-        tp_size=points.tp,
+    every = predict(setup, option.acceptance, points(option, leading.draft_budget))
+    has_room = every.memory.fits | ~room[..., None, None, None]
+    may_run = every.valid & has_room & is_sure_depth(every)
+    can_run = every.full(may_run).reshape(*shape, -1)
+    ranked_by = every.speedup
+    requests = _requests(case, every)
+    if requests is not None:
+        ranked_by = requests.speedup_at(ranked_by)
+    ranked_by = np.where(can_run, every.full(ranked_by).reshape(can_run.shape), 0.0)
+    first_of_cell = np.arange(room.size) * can_run.shape[-1]
+    chosen = every.take(first_of_cell + np.argmax(ranked_by, axis=-1).ravel())
+    speedup = ranked_by.max(axis=-1)
+    is_usable = can_run.any(axis=-1)
+
+    # where the draft alone has no room is a gap among the contexts that could pay
+    is_counted = is_usable | ~chosen.full(chosen.valid).reshape(shape)
+    break_even_context: list[float | None] = []
+    between = slice(len(contexts), None)
+    for speedups, counted in zip(
+        speedup[:, between], is_counted[:, between], strict=True
+    ):
+        break_even_context.append(_break_even(fine[counted], speedups[counted]))
+
+    # intervals take longer than all else: of the contexts of the table alone
+    pays = speedup[:, shown] > 1.0
+    places = np.arange(room.size).reshape(shape)[:, shown]
+    cells = chosen.take(places.ravel())
+    bounds = interval(cells, tokens_error(cells, option.acceptance))
+
+    def by_cell(values: Array) -> Array:
+        return np.where(is_usable[:, shown], np.reshape(values, pays.shape), 0.0)
+
+    decoding = by_cell(cells.full(cells.speedup))
+    decoding_low = cells.full(bounds.speedup_low)
+    decoding_high = cells.full(bounds.speedup_high)
+    low = decoding_low
+    high = decoding_high
+    requests = _requests(case, cells)
+    if requests is not None:
+        low, high = requests.gains(bounds.gains).quantiles(INTERVAL_ENDS)
+    verdicts = VERDICTS(by_cell(low), by_cell(high))
+    gamma = cells.points.gamma.reshape(pays.shape)
+    fits = cells.full(cells.memory.fits).reshape(pays.shape)
+    least = cells.full(cells.break_even_gen_len).reshape(pays.shape)
+    break_even_gen_len = np.full(pays.shape, None)
+    is_paid_back = pays & np.isfinite(least)
+    break_even_gen_len[is_paid_back] = least[is_paid_back].astype(np.int64)
+
+    # an engine that has the draft set up pays for it where it drafts nothing, too
+    idle_speedup = None
+    gamma_set_up = None
+    speedup_set_up = None
+    if best.is_speculative:
+        kv_len = alone.points.context + alone.points.gen_len / 2.0
+        idle_s = idle_step_s(
+            setup,
+            batch=alone.points.batch,
+            kv_len=kv_len,
+            draft_kv_len=draft_kv_tokens(setup, kv_len, leading.draft_budget),
+            tp_size=alone.points.tp,
+        )
+        idle = alone.full(alone.autoregressive_step_s / idle_s).reshape(shape)[:, shown]
+        idle_speedup = idle.tolist()
+        gamma_set_up = np.where(decoding > idle, gamma, 0).tolist()
+        speedup_set_up = np.maximum(decoding, idle).tolist()
+    return GammaTable(
+        draft=leading.draft,
+        draft_method=leading.draft_method,
+        draft_budget=leading.draft_budget,
+        tp_size=best.tp_size,
+        batch_sizes=batches,
+        context_lens=contexts,
+        gamma=np.where(pays, gamma, 0).tolist(),
+        speedup=np.where(pays, decoding, 1.0).tolist(),
+        speedup_low=by_cell(decoding_low).tolist(),
+        speedup_high=by_cell(decoding_high).tolist(),
+        verdict=np.where(pays, verdicts, "does not pay").tolist(),
+        fits=np.where(pays, fits, room[:, shown]).tolist(),
+        break_even_gen_len=break_even_gen_len.tolist(),
+        break_even_context=break_even_context,
+        idle_speedup=idle_speedup,
+        gamma_set_up=gamma_set_up,
+        speedup_set_up=speedup_set_up,
     )
+
+
+def _requests(case: Case, rows: Prediction) -> WholeRequests | None:
+    """Whole requests. None: no length is generated."""
+    gen_len = float(case.request.gen_len)
+    if not gen_len:
+        return None
+    return whole_requests(rows, output_len=gen_len)
 
 
 def follows_table(case: Case, table: GammaTable, row: Candidate) -> bool:
