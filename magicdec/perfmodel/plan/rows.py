@@ -122,11 +122,6 @@ def requests_of(case: Case, prediction: Prediction) -> WholeRequests | None:
     )
 
 
-def least_decoding(whole: WholeRequests | None) -> Any:
-    """The speedup of decoding from which on a draft pays."""
-    return 1.0 if whole is None else whole.decoding_to_break_even
-
-
 def candidates(
     case: Case,
     prediction: Prediction,
@@ -144,16 +139,19 @@ def candidates(
         prediction=prediction,
         whole=requests_of(case, prediction),
         acceptance=acceptance,
-        baseline=baseline,
     )
+    over_best = None
+    if baseline is not None:
+        of_replica = rows.rate_per_gpu * prediction.num_gpus
+        over_best = of_replica * rows.num_replicas / baseline
     drafting: Any = NO_DRAFT
     by_acceptance = None
     if acceptance is not None:
-        drafting = rows.drafting()
+        drafting = rows.drafting(acceptance)
         by_acceptance = rows.by_acceptance()
     requests = None
     if rows.whole is not None:
-        requests = rows.request_times()
+        requests = rows.request_times(rows.whole)
     return rows.parts(
         Candidate,
         hardware=rows.setup.hardware.name,
@@ -168,7 +166,7 @@ def candidates(
         cost=rows.cost(),
         within_limits=rows.is_within_limits,
         by_acceptance=by_acceptance,
-        speedup_vs_best_autoregressive=rows.over_best_autoregressive,
+        speedup_vs_best_autoregressive=over_best,
     )
 
 
@@ -176,11 +174,9 @@ Part = TypeVar("Part", bound=msgspec.Struct)
 
 
 class Rows(Users, frozen=True, kw_only=True, dict=True):
-    """A prediction in rows: the parts of its candidates, and what several of their quantities are
-    computed from."""
+    """A prediction in rows: each part of its candidates, with what its quantities are computed from."""
 
     acceptance: AcceptanceProfile | None
-    baseline: float | None
 
     def column(self, values: Any) -> list[Any]:
         """A plain value per row."""
@@ -191,6 +187,16 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
         every: list[Any] = self.prediction.full(np.asarray(values)).tolist()
         return every
 
+    def finite(self, values: Any) -> list[float | None]:
+        """None instead of infinity, which JSON does not have."""
+        column = self.column(values)
+        return [value if math.isfinite(value) else None for value in column]
+
+    def lists(self, values: list[Array]) -> list[list[float]]:
+        """Several values per row."""
+        columns = [self.column(value) for value in values]
+        return [list(row) for row in zip(*columns, strict=True)]
+
     def parts(self, part: type[Part], **quantities: Any) -> list[Part]:
         """A part of each row from its quantities: one value for all rows, an array or a list."""
         columns = map(self.column, quantities.values())
@@ -199,8 +205,38 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
             for row in zip(*columns, strict=True)
         ]
 
+    @property
+    def setup(self) -> Setup:
+        return self.prediction.setup
+
+    @property
+    def points(self) -> Points:
+        return self.prediction.points
+
+    @property
+    def num_replicas(self) -> Array:
+        replica = self.prediction.num_gpus
+        given = self.case.request.num_gpus or replica
+        return np.maximum(1.0, given // replica)
+
+    @cached_property
+    def error(self) -> Array:
+        """Relative error of the tokens per step."""
+        return tokens_error(self.prediction, self.acceptance)
+
+    @cached_property
+    def bounds(self) -> Interval:
+        """Intervals of decoding's predictions."""
+        return interval(self.prediction, self.error)
+
     def layout(self) -> list[Layout]:
         spread = self.setup.spread
+        hardware = self.setup.hardware
+        num_nodes: Any = 1
+        if hardware.kind == "gpu":
+            num_nodes = np.ceil(
+                self.prediction.num_gpus / hardware.link.num_gpus_per_node
+            )
         return self.parts(
             Layout,
             tp_size=whole_numbers(self.points.tp),
@@ -208,34 +244,94 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
             dp_size=spread.dp,
             ep_size=whole_numbers(spread.ep_size(self.points.tp)),
             num_replicas=whole_numbers(self.num_replicas),
-            num_nodes=whole_numbers(self.num_nodes),
+            num_nodes=whole_numbers(num_nodes),
         )
 
-    def drafting(self) -> list[Drafting]:
-        speculation = self.setup.speculation
-        lookup_min, lookup_max = self.law.lookup_lengths
+    def drafting(self, law: AcceptanceProfile) -> list[Drafting]:
+        """The draft of each row, with its acceptance."""
+        setup = self.setup
+        speculation = setup.speculation
+        draft = speculation.draft
+        method = speculation.draft_method
+        needs_plugin = bool(setup.engine.draft(draft, method).note)
+        is_hypothetical = self.case.is_hypothetical(draft, method)
+        trained_len = law.trained_len or math.inf
+        source = str(law.source)
+        measured = setup.engine.errors.cost_place
+        if measured and measured == cost_place(setup):
+            source = f"{source}; {COST_MEASURED}"
+        # the context at which its acceptance is that of a draft with its whole cache
+        context_seen = self.column(
+            draft_of(setup).context_seen(
+                np.floor(self.points.context), self.points.budget
+            )
+        )
+        budgets = budgets_of(self.column(self.points.budget))
+        contexts = self.column(whole_numbers(self.points.context))
+        gammas = self.column(self.points.gamma)
+        shares = []
+        is_extrapolated = []
+        marks = []
+        for budget, context, seen, gamma in zip(
+            budgets, contexts, context_seen, gammas, strict=True
+        ):
+            shares.append(None if budget is None else budget / context)
+            is_extrapolated.append(_is_extrapolated(law, budget, seen, gamma))
+            of_row = []
+            if needs_plugin:
+                of_row.append(PLUGIN)
+            if seen > trained_len * MEASURED_RANGE:
+                of_row.append(f"trained to {format_tokens(trained_len)}")
+            if is_hypothetical:
+                of_row.append("to train")
+            marks.append(of_row)
+        # the speedup of decoding from which on a draft pays
+        least: Any = 1.0
+        if self.whole is not None:
+            least = self.whole.decoding_to_break_even
+        tokens = self.prediction.expected_tokens_per_step
+        paid_back = self.finite(self.prediction.break_even_gen_len)
+        lookup_min, lookup_max = law.lookup_lengths
         return self.parts(
             Drafting,
-            draft=speculation.draft,
-            method=speculation.draft_method,
-            budget=self.budget,
-            budget_share=self.budget_share,
-            tp_size=whole_numbers(draft_tp(self.setup, self.points.tp)),
+            draft=draft,
+            method=method,
+            budget=budgets,
+            budget_share=shares,
+            tp_size=whole_numbers(draft_tp(setup, self.points.tp)),
             gamma=self.points.gamma,
-            tokens_per_step=self.prediction.expected_tokens_per_step,
-            break_even_tokens_per_step=self.finite(self.tokens_to_break_even),
-            break_even_gen_len=self.break_even_gen_len,
-            acceptance_text=self.law.dataset,
-            acceptance_source=self.source,
-            checkpoint=self.checkpoint,
+            tokens_per_step=tokens,
+            break_even_tokens_per_step=self.finite(
+                least * tokens / self.prediction.speedup
+            ),
+            break_even_gen_len=[
+                None if length is None else int(length) for length in paid_back
+            ],
+            acceptance_text=law.dataset,
+            acceptance_source=source,
+            checkpoint=self.checkpoint(law),
             lookup_min=lookup_min,
             lookup_max=lookup_max,
-            is_extrapolated=self.is_extrapolated,
-            needs_plugin=[PLUGIN in marks for marks in self.marks],
-            is_hypothetical=self.is_hypothetical,
-            marks=self.marks,
-            lane=evidence_of(self.setup).lane,
+            is_extrapolated=is_extrapolated,
+            needs_plugin=needs_plugin,
+            is_hypothetical=is_hypothetical,
+            marks=marks,
+            lane=evidence_of(setup).lane,
         )
+
+    def checkpoint(self, law: AcceptanceProfile) -> str:
+        """The draft's weights as engines load them: of the head that was named, or published."""
+        request = self.case.request
+        named = request.draft_model
+        if named is None and is_named(request.draft_name or ""):
+            named = request.draft_name
+        if named is None:
+            if law.checkpoint or not law.is_assumed:
+                return law.checkpoint
+            return published_head(self.case.model, self.setup.speculation.draft_method)
+        if named.endswith(".json"):
+            return str(Path(named).parent)
+        return named
 
     def step_times(self) -> list[StepTimes]:
         prediction = self.prediction
@@ -249,6 +345,20 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
             verify_s = prediction.verify_step_s
             accept_s = prediction.accept_step_s
             upkeep_s = prediction.upkeep_step_s
+        # the resource that binds most of each step
+        seconds = prediction.terms.step_seconds("bound")
+        by_bound = np.stack([prediction.full(seconds[bound]) for bound in BOUNDS])
+        graphs = self.setup.engine.graphs
+        is_captured = []
+        for batch, gamma, tp_size in zip(
+            self.column(microbatch(self.setup, self.points.batch)),
+            self.column(self.points.gamma),
+            self.column(self.points.tp),
+            strict=True,
+        ):
+            is_captured.append(
+                graphs.is_captured(batch=int(batch), gamma=gamma, tp_size=int(tp_size))
+            )
         return self.parts(
             StepTimes,
             autoregressive_s=alone_s,
@@ -257,8 +367,8 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
             accept_s=accept_s,
             upkeep_s=upkeep_s,
             step_s=prediction.step_s,
-            bound_by=self.bound_by,
-            is_captured=self.is_captured,
+            bound_by=np.asarray(BOUNDS)[np.argmax(by_bound, axis=0)],
+            is_captured=is_captured,
         )
 
     def decoding(self) -> list[Decoding]:
@@ -271,22 +381,22 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
             ttft_s=prediction.ttft_s,
             tokens_per_s=prediction.tokens_per_s,
             tokens_per_s_per_gpu=prediction.tokens_per_s / prediction.num_gpus,
-            gain=self.gain(prediction.speedup, self.gains),
+            gain=self.gain(prediction.speedup, self.bounds.gains),
         )
 
-    def request_times(self) -> list[RequestTimes]:
-        requests = self.requests
+    def request_times(self, requests: WholeRequests) -> list[RequestTimes]:
         drafted = requests.drafted
         speedup = requests.speedup_at(self.prediction.speedup)
+        num_gpus = self.prediction.num_gpus * self.num_replicas
         return self.parts(
             RequestTimes,
             ttft_s=drafted.ttft_s,
             tpot_s=drafted.tpot_s,
             request_s=drafted.in_slot_s,
-            gain=self.gain(speedup, requests.gains(self.gains)),
+            gain=self.gain(speedup, requests.gains(self.bounds.gains)),
             prefill_share=drafted.prefill_share,
             output_tokens_per_s_per_gpu=self.rate_per_gpu,
-            requests_per_s=self.requests_per_s,
+            requests_per_s=num_gpus * self.rate_per_gpu / self.case.lengths.output_len,
         )
 
     def gain(self, speedup: Array, gains: Gains) -> list[Gain]:
@@ -308,231 +418,41 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
         return self.parts(Memory, bytes_per_gpu=memory.total_bytes, fits=memory.fits)
 
     def cost(self) -> list[TokenCost]:
+        price = self.setup.hardware.price_per_hour_usd
+        per_gpu_s = price / SECONDS_PER_HOUR if price else None
+        per_tokens = None
+        if per_gpu_s is not None:
+            per_tokens = per_gpu_s / self.rate_per_gpu * MEGA
         gpu_hours = None
+        per_requests = None
         if self.whole is not None:
-            gpu_hours = self.gpu_s_per_request / SECONDS_PER_HOUR * MEGA
+            gpu_s_per_request = self.case.lengths.output_len / self.rate_per_gpu
+            gpu_hours = gpu_s_per_request / SECONDS_PER_HOUR * MEGA
+            if per_gpu_s is not None:
+                per_requests = per_gpu_s * gpu_s_per_request * MEGA
         return self.parts(
             TokenCost,
-            per_million_tokens_usd=self.usd_per_million_tokens,
+            per_million_tokens_usd=per_tokens,
             gpu_hours_per_million_requests=gpu_hours,
-            per_million_requests_usd=self.usd_per_million_requests,
+            per_million_requests_usd=per_requests,
         )
 
     def by_acceptance(self) -> list[ByAcceptance]:
+        """Tokens per step and gain at each of PERCENTILES."""
+        expected = self.prediction.expected_tokens_per_step
+        sigmas = np.array([NormalDist().inv_cdf(share) for share in PERCENTILES])
+        tokens = list(drawn_tokens(self.prediction, sigmas, self.error))
+        gains = []
+        for of_percentile in tokens:
+            gain = self.prediction.speedup * of_percentile / expected
+            if self.whole is not None:
+                gain = self.whole.speedup_at(gain)
+            gains.append(gain)
         return self.parts(
             ByAcceptance,
-            tokens_per_step=self.lists(self.tokens_by_acceptance),
-            speedup=self.lists(self.gain_by_acceptance),
+            tokens_per_step=self.lists(tokens),
+            speedup=self.lists(gains),
         )
-
-    @property
-    def setup(self) -> Setup:
-        return self.prediction.setup
-
-    @property
-    def points(self) -> Points:
-        return self.prediction.points
-
-    @cached_property
-    def error(self) -> Array:
-        """Relative error of the tokens per step."""
-        return tokens_error(self.prediction, self.acceptance)
-
-    @cached_property
-    def bounds(self) -> Interval:
-        """Intervals of decoding's predictions."""
-        return interval(self.prediction, self.error)
-
-    @property
-    def gains(self) -> Gains:
-        """The distribution of decoding's speedup."""
-        return self.bounds.gains
-
-    # How it runs
-    @property
-    def num_replicas(self) -> Array:
-        replica = self.prediction.num_gpus
-        given = self.case.request.num_gpus or replica
-        return np.maximum(1.0, given // replica)
-
-    @property
-    def source(self) -> str:
-        """Where the acceptance comes from, and the cost where its user measured it."""
-        measured = self.setup.engine.errors.cost_place
-        if measured and measured == cost_place(self.setup):
-            return f"{self.law.source}; {COST_MEASURED}"
-        return str(self.law.source)
-
-    @property
-    def num_nodes(self) -> Any:
-        """Nodes of one replica."""
-        hardware = self.setup.hardware
-        if hardware.kind != "gpu":
-            return 1
-        return np.ceil(self.prediction.num_gpus / hardware.link.num_gpus_per_node)
-
-    @property
-    def is_captured(self) -> list[bool]:
-        graphs = self.setup.engine.graphs
-        batches = self.column(microbatch(self.setup, self.points.batch))
-        gammas = self.column(self.points.gamma)
-        tp_sizes = self.column(self.points.tp)
-        captured = []
-        for batch, gamma, tp_size in zip(batches, gammas, tp_sizes, strict=True):
-            captured.append(
-                graphs.is_captured(batch=int(batch), gamma=gamma, tp_size=int(tp_size))
-            )
-        return captured
-
-    @property
-    def bound_by(self) -> Any:
-        """The resource that binds most of each step."""
-        seconds = self.prediction.terms.step_seconds("bound")
-        stacked = np.stack([self.prediction.full(seconds[bound]) for bound in BOUNDS])
-        return np.asarray(BOUNDS)[np.argmax(stacked, axis=0)]
-
-    # What it gives and costs
-    @property
-    def over_best_autoregressive(self) -> Any:
-        if self.baseline is None:
-            return None
-        of_replica = self.rate_per_gpu * self.prediction.num_gpus
-        return of_replica * self.num_replicas / self.baseline
-
-    @property
-    def usd_per_gpu_s(self) -> float | None:
-        price = self.setup.hardware.price_per_hour_usd
-        return price / SECONDS_PER_HOUR if price else None
-
-    @property
-    def usd_per_million_tokens(self) -> Any:
-        if self.usd_per_gpu_s is None:
-            return None
-        return self.usd_per_gpu_s / self.rate_per_gpu * MEGA
-
-    # Whole requests
-    @property
-    def requests(self) -> WholeRequests:
-        assert self.whole is not None  # asked only where they are known
-        return self.whole
-
-    @property
-    def requests_per_s(self) -> Array:
-        num_gpus = self.prediction.num_gpus * self.num_replicas
-        return num_gpus * self.rate_per_gpu / self.case.lengths.output_len
-
-    @property
-    def gpu_s_per_request(self) -> Array:
-        return self.case.lengths.output_len / self.rate_per_gpu
-
-    @property
-    def usd_per_million_requests(self) -> Any:
-        if self.whole is None or self.usd_per_gpu_s is None:
-            return None
-        return self.usd_per_gpu_s * self.gpu_s_per_request * MEGA
-
-    # The draft
-    @property
-    def law(self) -> AcceptanceProfile:
-        assert self.acceptance is not None  # asked only where something is drafted
-        return self.acceptance
-
-    @property
-    def budget(self) -> list[int | None]:
-        return budgets_of(self.column(self.points.budget))
-
-    @property
-    def budget_share(self) -> list[float | None]:
-        """The budget as a share of the context."""
-        shares: list[float | None] = []
-        for budget, context in zip(
-            self.budget, self.column(whole_numbers(self.points.context)), strict=True
-        ):
-            shares.append(None if budget is None else budget / context)
-        return shares
-
-    @cached_property
-    def context_seen(self) -> list[float]:
-        """Context at which the draft's acceptance is that of one with its whole cache."""
-        context = np.floor(self.points.context)
-        draft = draft_of(self.setup)
-        return self.column(draft.context_seen(context, self.points.budget))
-
-    @property
-    def checkpoint(self) -> str:
-        """The draft's weights as engines load them: of the head that was named, or published."""
-        request = self.case.request
-        named = request.draft_model
-        if named is None and is_named(request.draft_name or ""):
-            named = request.draft_name
-        if named is None:
-            if self.law.checkpoint or not self.law.is_assumed:
-                return self.law.checkpoint
-            return published_head(self.case.model, self.setup.speculation.draft_method)
-        if named.endswith(".json"):
-            return str(Path(named).parent)
-        return named
-
-    @property
-    def is_hypothetical(self) -> bool:
-        """Whether the draft would have to be trained first."""
-        speculation = self.setup.speculation
-        return self.case.is_hypothetical(speculation.draft, speculation.draft_method)
-
-    @property
-    def is_extrapolated(self) -> list[bool]:
-        gammas = self.column(self.points.gamma)
-        outside = []
-        for budget, seen, gamma in zip(
-            self.budget, self.context_seen, gammas, strict=True
-        ):
-            outside.append(_is_extrapolated(self.law, budget, seen, gamma))
-        return outside
-
-    @cached_property
-    def marks(self) -> list[list[str]]:
-        marks = [reservations(self.setup, self.law, seen) for seen in self.context_seen]
-        if self.is_hypothetical:
-            return [[*of_row, "to train"] for of_row in marks]
-        return marks
-
-    @property
-    def tokens_to_break_even(self) -> Any:
-        expected = self.prediction.expected_tokens_per_step
-        return least_decoding(self.whole) * expected / self.prediction.speedup
-
-    @property
-    def break_even_gen_len(self) -> list[int | None]:
-        lengths = self.finite(self.prediction.break_even_gen_len)
-        return [None if length is None else int(length) for length in lengths]
-
-    @cached_property
-    def tokens_by_acceptance(self) -> list[Array]:
-        """Tokens per step at each of PERCENTILES."""
-        sigmas = np.array([NormalDist().inv_cdf(share) for share in PERCENTILES])
-        return list(drawn_tokens(self.prediction, sigmas, self.error))
-
-    @property
-    def gain_by_acceptance(self) -> list[Array]:
-        gains = []
-        for tokens in self.tokens_by_acceptance:
-            expected = self.prediction.expected_tokens_per_step
-            decoding = self.prediction.speedup * tokens / expected
-            if self.whole is None:
-                gains.append(decoding)
-            else:
-                gains.append(self.whole.speedup_at(decoding))
-        return gains
-
-    def finite(self, values: Any) -> list[float | None]:
-        """None instead of infinity, which JSON does not have."""
-        column = self.column(values)
-        return [value if math.isfinite(value) else None for value in column]
-
-    def lists(self, values: list[Array]) -> list[list[float]]:
-        """Several values per row."""
-        columns = [self.column(value) for value in values]
-        return [list(row) for row in zip(*columns, strict=True)]
 
 
 PERCENTILES = (0.1, 0.5, 0.9)
@@ -541,24 +461,6 @@ PERCENTILES = (0.1, 0.5, 0.9)
 
 def whole_numbers(values: Any) -> Any:
     return np.asarray(values).astype(np.int64)
-
-
-def reservations(
-    setup: Setup, acceptance: AcceptanceProfile, context: float
-) -> list[str]:
-    """Reservations about a draft: no release of the engine runs it, or its head was trained on
-    shorter texts."""
-    engine = setup.engine
-    speculation = setup.speculation
-    draft = engine.draft(speculation.draft, speculation.draft_method)
-    needs_plugin = bool(draft.note)
-    marks = []
-    if needs_plugin:
-        marks.append(PLUGIN)
-    trained_len = acceptance.trained_len
-    if trained_len is not None and context > trained_len * MEASURED_RANGE:
-        marks.append(f"trained to {format_tokens(trained_len)}")
-    return marks
 
 
 def _is_extrapolated(
