@@ -29,7 +29,7 @@ from magicdec.perfmodel.acceptance import BelievedProfile
 from magicdec.perfmodel.acceptance.believed import profile_on
 from magicdec.perfmodel.acceptance.profile import BeliefByText
 from magicdec.perfmodel.drafting import draft_of
-from magicdec.perfmodel.plan.draws import Draws, draws_of
+from magicdec.perfmodel.plan.draws import draws_of
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.search import (
     DraftRows,
@@ -261,22 +261,16 @@ def _tied_with_best(
         if (row.batch_size, row.tp_size) != (best.batch_size, best.tp_size):
             continue
         seen.add((row.draft, row.draft_method))
-        if _is_as_good(row, best, texts, draws):
+        if texts is None:
+            loss = 1.0 - row.rate / best.rate
+        else:
+            loss = texts.loss(row, best)
+        if loss > NEARLY_AS_FAST or not row.fits or not row.within_limits:
+            continue
+        chance = draws.chance_ahead(best, row)
+        if chance is not None and chance < SURELY_AHEAD:
             tied.append(row)
     return tied
-
-
-def _is_as_good(
-    row: Candidate, best: Candidate, texts: TextRates | None, draws: Draws
-) -> bool:
-    if texts is None:
-        loss = 1.0 - row.rate / best.rate
-    else:
-        loss = texts.loss(row, best)
-    if loss > NEARLY_AS_FAST or not row.fits or not row.within_limits:
-        return False
-    chance = draws.chance_ahead(best, row)
-    return chance is not None and chance < SURELY_AHEAD
 
 
 def preferred(

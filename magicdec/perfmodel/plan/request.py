@@ -409,9 +409,38 @@ def resolve(
             model, max(ways[0].tp_sizes), engine.sampling.vocabulary_multiple
         )
         ways = [DeviceGroups(tp_sizes=(size,)) for size in sizes]
+    precision = precision_of(
+        model, hw, weight_dtype=request.weight_dtype, kv_dtype=request.kv_dtype
+    )
+    limits = {request.tpot_limit_s, request.ttft_limit_s, request.num_gpus}
+    has_limits = limits != {None} or request.workload is not None
     cases = []
     for layout in ways:
-        cases.append(_resolved(request, model, hw, engine, options, layout, lengths))
+        is_on_fewer = request.draft_tp_size not in (None, *layout.tp_sizes)
+        if options and is_on_fewer and engine.paths.draft_on_all_ranks:
+            raise ConfigError(
+                f"engine {engine.name} runs a draft on all ranks of its target; leave --draft-tp "
+                f"out, or plan for --engine {DEFAULT_CPU_ENGINE}"
+            )
+        staged = []
+        for option in options:
+            if engine.runs_staged(option.draft, option.method, layout.spread.pp):
+                staged.append(option)
+        case = Case(
+            request=request,
+            model=model,
+            hardware=hw,
+            engine=engine,
+            tp_sizes=layout.tp_sizes,
+            spread=layout.spread,
+            precision=precision,
+            searches_batch=not request.batch_sizes and has_limits,
+            options=tuple(staged),
+            lengths=lengths,
+        )
+        for option in options:
+            case.setup(option)  # a draft of another vocabulary is refused here
+        cases.append(case)
     if hw.kind == "cpu" or is_fixed:
         return cases
     return [_fewest(request, cases)]
@@ -454,72 +483,13 @@ def _fewest(request: PlanRequest, tried: list[Case]) -> Case:
         usual = 1
     batch = max(request.batch_sizes, default=usual)
     for case in tried:
-        if all(_holds(case, lengths, batch) for lengths in lengths_of(request)):
+        largest = [
+            replace(case, lengths=lengths).largest_batches()[0]
+            for lengths in lengths_of(request)
+        ]
+        if min(largest) >= batch:
             return case
     return tried[-1]
-
-
-def _holds(case: Case, lengths: Lengths, batch: int) -> bool:
-    at_lengths = replace(case, lengths=lengths)
-    return bool(at_lengths.largest_batches()[0] >= batch)
-
-
-def _resolved(
-    request: PlanRequest,
-    model: ModelSpec,
-    hw: HardwareProfile,
-    engine: EngineProfile,
-    options: list[DraftOption],
-    layout: DeviceGroups,
-    lengths: Lengths,
-) -> Case:
-    """The case of one layout. Raises ConfigError for drafts that it does not allow."""
-    _check_draft_tp(request, engine, layout, has_drafts=bool(options))
-    staged = []
-    for option in options:
-        if engine.runs_staged(option.draft, option.method, layout.spread.pp):
-            staged.append(option)
-    precision = precision_of(
-        model,
-        hw,
-        weight_dtype=request.weight_dtype,
-        kv_dtype=request.kv_dtype,
-    )
-    limits = {request.tpot_limit_s, request.ttft_limit_s, request.num_gpus}
-    has_limits = limits != {None} or request.workload is not None
-    case = Case(
-        request=request,
-        model=model,
-        hardware=hw,
-        engine=engine,
-        tp_sizes=layout.tp_sizes,
-        spread=layout.spread,
-        precision=precision,
-        searches_batch=not request.batch_sizes and has_limits,
-        options=tuple(staged),
-        lengths=lengths,
-    )
-    for option in options:
-        case.setup(option)  # a draft of another vocabulary is refused here
-    return case
-
-
-def _check_draft_tp(
-    request: PlanRequest,
-    engine: EngineProfile,
-    layout: DeviceGroups,
-    *,
-    has_drafts: bool,
-) -> None:
-    """Raises ConfigError for a draft on fewer ranks than its target where that is not priced."""
-    if request.draft_tp_size is None:
-        return
-    is_targets_own = request.draft_tp_size in layout.tp_sizes
-    if has_drafts and engine.paths.draft_on_all_ranks and not is_targets_own:
-        raise ConfigError(
-            f"engine {engine.name} runs a draft on all ranks of its target; leave --draft-tp out, "
-            f"or plan for --engine {DEFAULT_CPU_ENGINE}"
-        )
 
 
 class DeviceGroups(msgspec.Struct, frozen=True, kw_only=True):
