@@ -236,24 +236,6 @@ def test_a_window_within_the_trained_length_says_so(
     assert bool(notes._why(own, best)) == is_told
 
 
-def test_speculation_that_gains_nowhere_is_said_not_to_pay() -> None:
-    case = case_of(draft="eagle3")
-    rows = rows_of(draft="eagle3")
-    alone = found_of(draft="eagle3").drafts[0].rows[0]
-
-    def at(row: Candidate, speedup: float) -> Candidate:
-        gain = msgspec.structs.replace(row.decoding.gain, speedup=speedup)
-        decoding = msgspec.structs.replace(row.decoding, gain=gain)
-        return msgspec.structs.replace(row, decoding=decoding)
-
-    text = "speculation does not pay here: decode autoregressively"
-    for speedup, is_told in ((1.0, True), (1.01, False)):
-        drafted = [at(rows[0], speedup), at(rows[1], 0.5)]
-        assert (text in notes._drafts_notes(case, alone, drafted)[1]) == is_told
-        assert text not in notes._drafts_notes(case, rows[0], drafted)[1]
-    assert text not in notes._drafts_notes(case, alone, [])[1]
-
-
 def test_what_is_said_of_the_chosen_draft_comes_first() -> None:
     """Of the same draft that is not chosen it comes among the rest."""
     case = case_of(draft="eagle3", draft_budgets=(512,), temperature=0.7)
@@ -311,21 +293,6 @@ def test_trees_are_noted_for_heads_of_engines_that_have_them() -> None:
         has_trees = bool(case.engine.overheads.tree_step_s)
         assert (notes.TREES_LOSE in list(notes._engine_notes(case, best))) == has_trees
         assert notes.TREES_LOSE not in list(notes._engine_notes(case, lookup))
-
-
-def test_the_path_of_the_shown_draft_is_told_where_it_is_not_the_usual() -> None:
-    case = case_of()
-    found = found_of()
-    alone = found.drafts[0].rows[0]
-    for engine in ("vllm", "vllm@0.12"):
-        at = dataclasses.replace(case, engine=load_engine(engine))
-        for of_draft in found.drafts[1:]:
-            row = of_draft.rows[0]
-            path = at.engine.path(row.draft, row.draft_method)
-            told = list(notes._path_notes(at, answer(row)))
-            assert bool(told) == any(path.sentences())
-            assert told == list(notes._path_notes(at, answer(alone, row)))
-        assert not list(notes._path_notes(at, answer(alone)))
 
 
 def test_lost_prefix_hits_are_noted_where_they_cost_more_than_three_percent() -> None:

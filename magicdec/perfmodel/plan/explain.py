@@ -89,7 +89,6 @@ def notes(
         *of_drafts,
     ]
     rest = [
-        *_path_notes(case, answer),
         *_engine_fit_notes(cases),
         *_measured_notes(case),
         *_table_notes(answer),
@@ -308,18 +307,6 @@ def _engine_notes(case: Case, best: Candidate) -> Iterator[str]:
         yield f"{best.draft}/{best.draft_method} {about}"
 
 
-def _path_notes(case: Case, answer: CaseAnswer) -> Iterator[str]:
-    """How the engine runs the shown draft, where that is not with whole graphs and overlapped
-    scheduling."""
-    shown = answer.choice.left_out or answer.best
-    if not shown.is_speculative:
-        return
-    path = case.engine.path(shown.draft, shown.draft_method)
-    if any(path.sentences()):
-        name = draft_name(shown.draft, shown.draft_method)
-        yield f"{name} is priced as {case.engine.name} runs it, {path.with_runner}"
-
-
 def _hits_notes(case: Case, best: Candidate) -> Iterator[str]:
     """The cost of the prefix hits that the best row's draft loses, if it is above LEAST_LOSS."""
     engine = case.engine
@@ -485,12 +472,6 @@ def _drafts_notes(
         if is_best and best.drafting.is_extrapolated:
             key.append(_extrapolation(option.acceptance, best, drafted))
         others.extend(_origin_notes(case, option, is_best=is_best))
-    if (
-        not best.is_speculative
-        and drafted
-        and max(row.speedup for row in drafted) <= 1.0
-    ):
-        others.append("speculation does not pay here: decode autoregressively")
     return key, others
 
 
