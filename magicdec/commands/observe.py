@@ -254,6 +254,7 @@ def _look(where: Address, asked: ObserveOptions) -> Observation:
 
 
 def _watch(where: Address, view: View, asked: ObserveOptions) -> None:
+    from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
@@ -264,7 +265,7 @@ def _watch(where: Address, view: View, asked: ObserveOptions) -> None:
     history: list[Observation] = []
     with Live(
         Text("waiting for the second scrape"),
-        console=console(),
+        console=Console(width=console().width, highlight=False),
         auto_refresh=False,
     ) as screen:
 
