@@ -98,11 +98,8 @@ def load(text: str) -> list[Any]:
     try:
         _check_events(text)
         return list(yaml.load_all(text, Loader=_loader()))
-    except (
-        yaml.YAMLError,
-        ValueError,
-        OverflowError,
-    ):  # a date or a number that is none
+    except (yaml.YAMLError, ValueError, OverflowError):
+        # no YAML, or a value that looks like a date or a number and cannot be one
         return []
     except RecursionError:
         raise ConfigError(
@@ -122,9 +119,8 @@ def _check_events(text: str) -> None:
     open_anchors: list[tuple[str | None, int]] = []
     for event in yaml.parse(text, Loader=parser):
         if isinstance(event, yaml.AliasEvent):
-            total += sizes.get(
-                event.anchor, MOST_MANIFEST_NODES
-            )  # one that holds itself ends never
+            # an anchor that holds itself has no end
+            total += sizes.get(event.anchor, MOST_MANIFEST_NODES)
         elif isinstance(event, yaml.ScalarEvent):
             total += 1
             if event.anchor:

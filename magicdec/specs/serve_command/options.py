@@ -127,9 +127,8 @@ def unknown_in(engine: str, option: str, version: str | None) -> str | None:
     if option in OPTIONS[engine] and version not in names.versions:
         return None
     if sum(known.startswith(option) for known in names.kinds) == 1:
-        return (
-            None  # a parser takes the beginning of one option alone: --tp of --tp-size
-        )
+        # engines' parsers take an unambiguous beginning: --tp for --tp-size
+        return None
     if version in names.versions:
         return f"{title} {version} has no --{option}"
     return f"not in {title} {names.range}"

@@ -452,7 +452,8 @@ def _root(node: ast.expr) -> str:
 
 
 def _written(node: ast.expr) -> str:
-    """An expression's text; one that cannot be written is none that names a value."""
+    """An expression's text, or (…) for one that cannot be written out, which no value has as its
+    name."""
     try:
         return ast.unparse(node)
     except (ValueError, RecursionError):  # a number of too many digits, too deep

@@ -154,7 +154,7 @@ class Shell:
     # Statements
 
     def _read(self, text: str) -> list[ShellStatement]:
-        """Reads statements one after the other; gives those of functions."""
+        """Reads statements in order, and returns those that stand in functions."""
         bodies: list[ShellStatement] = []
         outer_where = self.where
         outer_doubt = self.doubt
@@ -191,8 +191,8 @@ class Shell:
         return bodies
 
     def _statement(self, statement: ShellStatement, *, defines: bool = False) -> bool:
-        """Reads a command; whether it leaves the script or the function. `defines`: it stands in a
-        function, and sets names alone."""
+        """Reads a command. Returns whether it leaves the script or the function. `defines`: it stands
+        in a function that is not called yet, so only the names that it sets count."""
         self.line = statement.line
         parts = list(statement.words)
         assignments = []

@@ -114,7 +114,7 @@ class Given(msgspec.Struct, kw_only=True):
         return MARKED.sub(lambda match: self.references[int(match[1])], text)
 
     def question(self, reference: str, sample: str) -> str:
-        """Asks for a reference's value."""
+        """A line that asks for a reference's value."""
         _, why = self.reasons[reference]
         name = re.sub(r"^\$[({]?|[)}]$", "", reference)
         is_name = re.fullmatch(r"[\w.@]+", name) is not None
