@@ -32,7 +32,7 @@ from tests.specs.architectures import READ_BY_TRANSFORMERS, draw
 
 SEEDS = (0, 1, 2)
 PROMPT_LENGTHS = (1, 9, 40)
-NUM_TOKENS = 16
+NUM_TOKENS = 10
 TOLERANCE = 1e-4
 NARROW = {"max_gamma": 5, "max_back": 5}
 """Of an engine: rings of a window and little more, so that these texts go around in them."""

@@ -76,7 +76,7 @@ def run(
         draft_model = replace(draft_model, embedding=model.embedding, output=output)
     engine = started(model, PROMPTS, 64, max_gamma=3, max_back=5)
     drafter = None if spec is None else build_drafter(spec, engine, draft_model)
-    options = {"max_new_tokens": [9, 14], "gamma": 0 if spec is None else 2, **options}
+    options = {"max_new_tokens": [5, 8], "gamma": 0 if spec is None else 2, **options}
     return decode(
         engine,
         drafter,
