@@ -14,6 +14,8 @@ import re
 import sys
 from pathlib import Path
 
+from rich.console import Console
+
 import magicdec
 from magicdec.reports.data import (
     WEAK_BASELINE,
@@ -24,7 +26,6 @@ from magicdec.reports.data import (
 from magicdec.reports.figures import draw
 from magicdec.reports.figures.chart import PAPER, raw_svg
 from magicdec.reports.terminal_plan import print_plan
-from magicdec.reports.text import Page
 from magicdec.schema.comparison import Comparison, Pair, pair_records
 from magicdec.schema.record import read_records
 from magicdec.schema.request import request_options
@@ -64,7 +65,7 @@ def _comparison() -> Comparison:
 def plan_output() -> str:
     """The first lines of `magicdec plan`: the answer and the best row."""
     out = io.StringIO()
-    print_plan(magicdec.plan(**PLAN), Page(80, out))
+    print_plan(magicdec.plan(**PLAN), Console(file=out, width=80, highlight=False))
     shown = out.getvalue().splitlines()
     head = next(i for i, line in enumerate(shown) if line.startswith("draft "))
     lines = [f"    {line}".rstrip() for line in (*shown[: head + 2], "...")]

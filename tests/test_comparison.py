@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
-
 import msgspec
 import numpy as np
 import pytest
+from rich.console import Console
 
 from magicdec.errors import ConfigError
 from magicdec.measure.environment import ReferenceTimes, spread_of_times
 from magicdec.reports.terminal import print_comparison
-from magicdec.reports.text import Page
 from magicdec.schema.comparison import (
     CASE_FIELDS,
     DRAFT_FIELDS,
@@ -260,9 +258,9 @@ def test_a_loss_within_the_noise_of_its_cases_is_said_to_be_none(
             row("measured", 3, 1.5, [1.5] * 4, **case),
         ]
     comparison = Comparison(pairs=pair_records(records))
-    text = io.StringIO()
-    print_comparison(comparison, Page(200, text))
-    assert told in text.getvalue()
+    console = Console(record=True, width=200)
+    print_comparison(comparison, console)
+    assert told in console.export_text()
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.2])

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from magicdec.errors import StorageError
 from magicdec.files import check_apart, check_writable, write_atomic
 from magicdec.reports.terminal import print_run
-from magicdec.reports.text import Page
 from magicdec.schema.record import (
     Record,
     append_record,
@@ -229,9 +229,9 @@ def test_a_record_of_a_busy_machine_says_so_first(
         make(1, repetition=1, speedup=0.7, reference_swing=swing),
     ]
     record = summary(rows)
-    text = io.StringIO()
-    print_run([record], Page(200, text))
-    lines = text.getvalue().splitlines()
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_run([record], console)
+    lines = console.export_text().splitlines()
     assert ("busy machine" in lines[0]) == is_busy
     assert [note for note in record.notes if "busy machine" in note] == record.notes[:1]
     assert bool(record.notes) == is_busy

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
+from rich.console import Console
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from magicdec.commands.engine_options import as_ours, quoted_server_command
 from magicdec.errors import ConfigError, unknown_choice
-from magicdec.reports.text import Page
 from magicdec.units import parse_count, parse_share
 
 T = TypeVar("T")
@@ -468,19 +467,20 @@ def print_fault(fault: str) -> None:
         print(f"{fault}\n{CAUSES}")
 
 
-def table_console() -> Page:
-    """Where tables are printed: as wide as the terminal, 80 columns when piped."""
+def table_console() -> Console:
+    """A console for tables: as wide as the terminal, plain text and 80 columns when piped."""
     if sys.stdout.isatty():
-        return Page(shutil.get_terminal_size().columns)
-    return Page(PIPED_WIDTH)
+        return Console(emoji=False, highlight=False)
+    return Console(emoji=False, highlight=False, width=PIPED_WIDTH)
 
 
-def console() -> Page:
-    """Where text is printed: at most 100 columns."""
-    width = TEXT_WIDTH
+def console() -> Console:
+    """A console for stdout: at most 100 columns, plain text when piped."""
     if sys.stdout.isatty():
-        width = min(width, shutil.get_terminal_size().columns)
-    return Page(width)
+        width = Console(emoji=False, highlight=False).width
+    else:
+        width = TEXT_WIDTH
+    return Console(emoji=False, highlight=False, width=min(width, TEXT_WIDTH))
 
 
 def server_tp(tp: int | None, hardware: str | None) -> int:

@@ -9,12 +9,11 @@ import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from magicdec.files import rows_to_csv
 from magicdec.reports.text import (
     GAMMA,
-    TextTable,
     needed_width,
     percent,
     text_table,
@@ -24,6 +23,9 @@ from magicdec.reports.text import (
 from magicdec.schema.row import COLUMNS, Candidate
 from magicdec.schema.row import column as value_of
 from magicdec.units import MILLI, format_bytes, format_number, format_seconds
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 UNKNOWN = "–"
 PLAIN = str.maketrans({"\u202f": None, "\u2212": "-", "\u2013": "-", "×": "x"})
@@ -232,7 +234,7 @@ def _rate(per_s: float) -> str:
 
 def fitted(
     table: Table, width: int, *, wraps: Container[str] | None = None
-) -> TextTable:
+) -> RichTable:
     """A table in plain characters. Where it is too wide, columns go by rank; without ranks, those
     that are the same in all rows.
 

@@ -6,17 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import mul
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from magicdec.counts import Z_90
 from magicdec.naming import describe
 from magicdec.reports.columns import fitted
 from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, has_weak_baseline
 from magicdec.reports.tables import case_table, error_table, point_table
-from magicdec.reports.text import GAMMA, Page, text_table
+from magicdec.reports.text import GAMMA, text_table
 from magicdec.schema.comparison import Comparison
 from magicdec.schema.record import Record, busy_machine
 from magicdec.units import INTERVAL, format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 GROUP_CONSTANTS = {
     "acceptance_rate",
@@ -41,29 +44,29 @@ RUN_HEADS = (
 )
 
 
-def print_run(results: Sequence[Record], page: Page) -> None:
+def print_run(results: Sequence[Record], console: Console) -> None:
     """Prints the results of `magicdec run`: one row per configuration, then the acceptance."""
     if not results:
         return
     first = results[0]
     swings = [record.reference_swing or 0.0 for record in results]
     for line in busy_machine(max(swings)):
-        page.print(line)
+        console.print(line)
     device = first.device or "cpu"
     load = f"batch {first.batch_size}, context {first.context_len}"
-    page.print(
-        f"{first.model} on {device} ({first.dtype}), {load}, "
+    console.print(
+        f"[bold]{first.model}[/bold] on {device} ({first.dtype}), {load}, "
         f"temperature {first.temperature:g}"
     )
     rows = [_run_row(record) for record in results]
-    page.print(text_table(RUN_HEADS, rows))
+    console.print(text_table(RUN_HEADS, rows))
     for line in _run_summary(first):
-        page.print(line)
+        console.print(line)
     for record in results:
         for line in _run_details(record):
-            page.print(line)
+            console.print(line)
     if any(map(has_weak_baseline, results)):
-        page.print(WEAK_BASELINE_NOTE)
+        console.print(WEAK_BASELINE_NOTE)
 
 
 def _run_row(record: Record) -> list[str]:
@@ -211,12 +214,12 @@ def _speedup_details(record: Record) -> Iterable[str]:
         yield f"{record.num_divergences} divergences from autoregressive decoding{ties}"
 
 
-def print_groups(groups: Sequence[Mapping[str, Any]], page: Page) -> None:
+def print_groups(groups: Sequence[Mapping[str, Any]], console: Console) -> None:
     """One block per group: its name, then its other values, shares in per cent; for rows too wide
     to be a table.
     """
     for group in groups:
-        page.print(str(group.get("name", "")), style="bold", breaks=False)
+        console.print(f"[bold]{group.get('name', '')}[/bold]", soft_wrap=True)
         values = []
         for name, value in group.items():
             if name in GROUP_LABELS or name in GROUP_CONSTANTS:
@@ -229,15 +232,15 @@ def print_groups(groups: Sequence[Mapping[str, Any]], page: Page) -> None:
             words = name.replace("_", " ")
             values.append(f"{words} {text}")
         line = ", ".join(values)
-        page.print(f"  {line}")
+        console.print(f"  {line}", soft_wrap=False)
 
 
-def print_comparison(comparison: Comparison, page: Page) -> None:
+def print_comparison(comparison: Comparison, console: Console) -> None:
     """Predicted and measured speedups point by point, the error statistics of every term, and those
     of each case.
     """
     if not comparison.pairs:
-        page.print("no configuration has both a prediction and a measurement")
+        console.print("no configuration has both a prediction and a measurement")
         return
     tables = (
         point_table(comparison),
@@ -246,26 +249,26 @@ def print_comparison(comparison: Comparison, page: Page) -> None:
     )
     for table in filter(None, tables):
         if table is not tables[0]:
-            page.print()
+            console.print()
         in_lines = [
             replace(column, title=column.title.lower()) for column in table.columns
         ]
-        page.print(fitted(replace(table, columns=tuple(in_lines)), page.width))
-    page.print()
+        console.print(fitted(replace(table, columns=tuple(in_lines)), console.width))
+    console.print()
     for line in _quality(comparison):
-        page.print(line, breaks=False)
+        console.print(line, soft_wrap=True)
     rates = comparison.memory_bytes_per_s
     if rates is not None:
         low = format_rate(rates[0], "B")
         high = format_rate(rates[1], "B")
-        page.print(f"memory bandwidth {low} to {high} during the runs")
+        console.print(f"memory bandwidth {low} to {high} during the runs")
     for case in comparison.cases:
         if case.regret is not None:
-            page.print(
+            console.print(
                 f"  batch {case.batch_size}, context {case.context_len}: planned {case.planned}; "
                 "measured best "
                 f"{case.best}; {case.regret:.1%} lost",
-                breaks=False,
+                soft_wrap=True,
             )
 
 
@@ -305,10 +308,10 @@ def _lost(regret: float, error: float | None) -> str:
     )
 
 
-def print_verdict(failures: Sequence[str], page: Page) -> None:
+def print_verdict(failures: Sequence[str], console: Console) -> None:
     for failure in failures:
-        page.print(f"threshold missed: {failure}", breaks=False)
-    verdict = "passed"
+        console.print(f"[bold]threshold missed:[/bold] {failure}", soft_wrap=True)
+    verdict = "[bold]passed[/bold]"
     if failures:
-        verdict = "failed"
-    page.print(verdict, style="bold")
+        verdict = "[bold]failed[/bold]"
+    console.print(verdict)

@@ -5,7 +5,7 @@ plain when piped.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from magicdec.naming import draft_id
 from magicdec.reports.arrivals import (
@@ -41,7 +41,7 @@ from magicdec.reports.story import (
     shortest,
     story_of,
 )
-from magicdec.reports.text import Page, TextTable, text_table
+from magicdec.reports.text import text_table
 from magicdec.reports.words import drafting_of, probability_of
 from magicdec.schema.plan import CaseAnswer, GammaTable, Plan, Traffic, TrafficLoad
 from magicdec.schema.row import Candidate
@@ -54,6 +54,10 @@ from magicdec.units import (
     format_tokens,
 )
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
 MOST_LINES = 12
 """Lines of the answer to one question."""
 FEW = 3
@@ -64,7 +68,7 @@ BREAKING = ("device", "layout", "draft", "mark")
 
 def print_plan(
     answer: Plan,
-    page: Page,
+    console: Console,
     *,
     why: bool = False,
     every: bool = False,
@@ -74,38 +78,37 @@ def print_plan(
     and statements, `why` the breakdown and the memory. `saved_as`: the file that it was written to.
     """
     if answer.traffic is not None:
-        _print_traffic(answer, answer.traffic, page, every=every)
+        _print_traffic(answer, answer.traffic, console, every=every)
         if not every and not why:
             return
     if len(answer.cases) > 1:
-        _print_cases(page, answer)
+        _print_cases(console, answer)
     story = story_of(answer, answer.cases[0], every=every, saved_as=saved_as)
     if every:
         for case in answer.cases:
             told = story_of(answer, case, every=True)
             rows = _with_baselines(case, _of_case(answer, case))
-            _print_told(page, told, rows)
-            _print_further_tables(page, case)
+            _print_told(console, told, rows)
+            _print_further_tables(console, case)
     elif len(answer.cases) == 1:
-        story = _print_short(page, answer, story)
+        story = _print_short(console, answer, story)
     if why:
-        _print_why(page, answer)
+        _print_why(console, answer)
     for line in of_kinds(story, CLOSING):
-        page.print(line)
+        console.print(line)
 
 
-def _print_why(page: Page, answer: Plan) -> None:
+def _print_why(console: Console, answer: Plan) -> None:
     """Where a step's time and the memory go."""
     row = answer.choice.left_out or answer.best
     drafted = ""
     if row.is_speculative:
         drafted = f" with {drafting_of(row)}"
-    page.print(
-        f"where a step's time goes{drafted} (the draft's row is one of its steps)",
-        style="bold",
+    console.print(
+        f"[bold]where a step's time goes{drafted} (the draft's row is one of its steps)[/bold]"
     )
     if answer.path:
-        page.print(f"priced as {answer.engine} runs it, {answer.path}")
+        console.print(f"priced as {answer.engine} runs it, {answer.path}")
     rows: list[tuple[str, ...]] = []
     for name, operations in answer.breakdown.items():
         slowest_first = sorted(operations, key=lambda op: -op.time_s)
@@ -114,7 +117,7 @@ def _print_why(page: Page, answer: Plan) -> None:
             ceiling = format_number(op.ceiling_s / MILLI)
             rows.append((name, op.op, taken, ceiling, op.bound_by, op.time_from))
     heads = ("pass", "operation", "ms", "ceiling ms", "bound by", "time from")
-    page.print(text_table(heads, rows, wraps=()))
+    console.print(text_table(heads, rows, wraps=()))
     memory = answer.memory
     parts = {
         "weights": memory.weights_bytes,
@@ -125,13 +128,13 @@ def _print_why(page: Page, answer: Plan) -> None:
         "of": memory.capacity_bytes,
     }
     sizes = [f"{label} {format_bytes(size)}" for label, size in parts.items()]
-    page.print(
+    console.print(
         f"memory per device: {', '.join(sizes)}; largest batch {memory.largest_batch:.0f} "
         f"(autoregressive {memory.largest_autoregressive_batch:.0f})"
     )
 
 
-def _print_cases(page: Page, answer: Plan) -> None:
+def _print_cases(console: Console, answer: Plan) -> None:
     """Several devices or contexts: which to buy, and one row of each."""
     lines = loads_lines(answer)
     contexts = {case.context_len for case in answer.cases}
@@ -142,78 +145,76 @@ def _print_cases(page: Page, answer: Plan) -> None:
         num_asked = len(answer.request.hardware)
         lines.insert(0, to_buy(answer.offers, num_asked=num_asked, load=load))
     first, *others = lines
-    page.print(first, style="bold")
+    console.print(f"[bold]{first}[/bold]")
     for line in others:
-        page.print(line)
+        console.print(line)
     place = f"{model_text(answer)}, {answer.engine}"
     if len(contexts) == 1:
         lengths = lengths_text(answer, answer.context_len)
         place += f": {lengths}"
-    page.print(place)
+    console.print(place)
     # one row per load, the devices in the order of the offers
     order = {row.hardware: rank for rank, row in enumerate(answer.offers)}
     loads = loads_of(answer.cases)
     loads.sort(key=lambda row: order.get(row.hardware, len(order)))
-    page.print(_table(loads, page.width))
+    console.print(_table(loads, console.width))
     for case in answer.cases:
         line = left_aside(case)
         if line:
-            page.print(line)
+            console.print(line)
     for line in plugin_lines(answer.cases):
-        page.print(line)
+        console.print(line)
 
 
 def _print_short(
-    page: Page, answer: Plan, story: Sequence[Statement]
+    console: Console, answer: Plan, story: Sequence[Statement]
 ) -> list[Statement]:
     """The answer to one question in MOST_LINES lines. Returns the statements that fit; the closing ones
     among them are still to be printed."""
     rows = _few(answer, answer.cases[0])
-    table = _table(rows, page.width)
+    table = _table(rows, console.width)
     height = 0
     if rows:
-        lines = [*table.head_lines(page.width), *table.row_lines(page.width)]
-        height = len(lines) + _has_star(rows)
-    told = shortest(story, lines=MOST_LINES - height, width=page.width)
-    _print_told(page, told, rows)
+        height = len(console.render_lines(table)) + _has_star(rows)
+    told = shortest(story, lines=MOST_LINES - height, width=console.width)
+    _print_told(console, told, rows)
     return told
 
 
 def _print_told(
-    page: Page, story: Sequence[Statement], rows: Sequence[Candidate]
+    console: Console, story: Sequence[Statement], rows: Sequence[Candidate]
 ) -> None:
     """Statements around the table of drafts, without those that close the answer."""
     first, *others = story
-    page.print(first.text, style="bold")
+    console.print(f"[bold]{first.text}[/bold]")
     for line in of_kinds(others, BEFORE_TABLE):
-        page.print(line)
+        console.print(line)
     if rows:
-        page.print(_table(rows, page.width))
+        console.print(_table(rows, console.width))
     if _has_star(rows):
-        page.print("* acceptance extrapolated beyond what was measured", style="dim")
+        console.print("* acceptance extrapolated beyond what was measured", style="dim")
     for line in of_kinds(others, AFTER_TABLE):
-        page.print(line)
+        console.print(line)
 
 
 def _has_star(rows: Sequence[Candidate]) -> bool:
     return any(row.drafting.is_extrapolated for row in rows)
 
 
-def _print_further_tables(page: Page, case: CaseAnswer) -> None:
+def _print_further_tables(console: Console, case: CaseAnswer) -> None:
     """The frontier or the best of each batch, the layouts, and the gammas."""
     if not case.best_by_batch:
         title = "latency against throughput: nothing beats these in both"
-        _print_rows(page, title, case.pareto)
+        _print_rows(console, title, case.pareto)
     if len(case.best_by_batch) > 1:
-        _print_rows(page, "the best of each batch", case.best_by_batch)
-    _print_rows(page, "layouts of a replica, each at its best", case.layouts)
+        _print_rows(console, "the best of each batch", case.best_by_batch)
+    _print_rows(console, "layouts of a replica, each at its best", case.layouts)
     if any(map(any, case.gamma_table.gamma)):
-        page.print(
-            f"gamma of {case.gamma_table.draft_name} by batch and context; 0: "
-            "off, ?: unclear, !: slower than without it, -: no room",
-            style="bold",
+        console.print(
+            f"[bold]gamma of {case.gamma_table.draft_name} by batch and context; 0: "
+            "off, ?: unclear, !: slower than without it, -: no room[/bold]"
         )
-        page.print(_gamma_table(case.gamma_table, page.width))
+        console.print(_gamma_table(case.gamma_table, console.width))
 
 
 def _of_case(answer: Plan, case: CaseAnswer) -> list[Candidate]:
@@ -374,7 +375,7 @@ PLAN_COLUMNS = (
 
 
 def _print_rows(
-    page: Page,
+    console: Console,
     title: str,
     rows: Sequence[Any],
     columns: Sequence[Column] = PLAN_COLUMNS,
@@ -384,18 +385,18 @@ def _print_rows(
     """A table under its title; `of`: what its cells hold, where the headings do not say."""
     if rows:
         suffix = f" ({of})" if of else ""
-        page.print(f"{title}{suffix}", style="bold")
-        page.print(_table(rows, page.width, columns))
+        console.print(f"[bold]{title}[/bold]{suffix}")
+        console.print(_table(rows, console.width, columns))
 
 
 def _table(
     rows: Sequence[Any], width: int, columns: Sequence[Column] = PLAN_COLUMNS
-) -> TextTable:
+) -> RichTable:
     """Names and marks break over lines between words, so nothing is cut off; numbers do not."""
     return fitted(Table.of("", "", columns, rows), width, wraps=BREAKING)
 
 
-def _gamma_table(table: GammaTable, width: int) -> TextTable:
+def _gamma_table(table: GammaTable, width: int) -> RichTable:
     """The best gamma by batch and context, with the speedup where there is room for it, and the
     context from which on it is above 1; the table's first context is only a bound."""
     contexts = table.context_lens
@@ -438,29 +439,31 @@ def _gamma_cell(table: GammaTable, row: int, column: int, *, wide: bool) -> str:
 # --------------------------------------------------------------------------------------------------
 
 
-def _print_traffic(answer: Plan, traffic: Traffic, page: Page, *, every: bool) -> None:
+def _print_traffic(
+    answer: Plan, traffic: Traffic, console: Console, *, every: bool
+) -> None:
     """The devices, the percentiles of the layouts compared, and what to note; `every` adds all
     rates.
     """
-    page.print(traffic_line(traffic), style="bold")
+    console.print(f"[bold]{traffic_line(traffic)}[/bold]")
     rate = format_number(traffic.rate_per_s)
-    page.print(percentiles_line(traffic.best))
+    console.print(percentiles_line(traffic.best))
     sure = sure_devices_line(traffic)
     if sure:
-        page.print(sure)
+        console.print(sure)
     steady = arrivals_line(traffic.best)
     if steady and every:
-        page.print(steady)
+        console.print(steady)
     simulated = f"{traffic.num_requests} requests simulated"
-    page.print(f"{asked_of_traffic(answer, traffic)}; {simulated}")
+    console.print(f"{asked_of_traffic(answer, traffic)}; {simulated}")
     compared = list(filter(None, (traffic.autoregressive, traffic.speculative)))
     loads = {f"at {rate}/s, the fewest devices of each": compared}
     if every:
         loads["over rates"] = traffic.curves
     for title, rows in loads.items():
-        _print_rows(page, title, rows, TRAFFIC_COLUMNS, of="p50/p95/p99")
+        _print_rows(console, title, rows, TRAFFIC_COLUMNS, of="p50/p95/p99")
     for note in traffic.notes:
-        page.print(f"note: {note}", style="dim")
+        console.print(f"note: {note}", style="dim")
 
 
 def _percentiles(latency: str, unit: float) -> Callable[[TrafficLoad], str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 pytest.importorskip("torch")
 
@@ -23,7 +24,6 @@ from magicdec.measure.rank import measure_request
 from magicdec.measure.utilisation import phase_bytes, planned_memory_bytes
 from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.reports.terminal import print_run
-from magicdec.reports.text import Page
 from magicdec.runtime.distributed import SINGLE
 from magicdec.schema.record import Record, read_records
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY, load_model_spec
@@ -186,6 +186,6 @@ def test_a_run_records_its_use_of_memory_and_marks_a_slow_baseline(
 
 
 def shown(records: list[Record]) -> str:
-    text = io.StringIO()
-    print_run(records, Page(100, text))
-    return text.getvalue()
+    console = Console(width=100, record=True, file=io.StringIO())
+    print_run(records, console)
+    return console.export_text()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel import forward
@@ -22,7 +23,6 @@ from magicdec.perfmodel.planner import make_plan
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms, waiting_op
 from magicdec.reports.terminal_plan import print_plan
-from magicdec.reports.text import Page
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.parallel import Parallelism
@@ -307,7 +307,7 @@ def test_every_device_given_is_used_or_said_to_be_idle() -> None:
     text = StringIO()
     print_plan(
         make_plan(PlanRequest(**case | {"num_gpus": 16, "tp_size": 4})),
-        Page(100, text),
+        Console(file=text, width=100),
     )
     shown = text.getvalue()
     assert "on 16 x A100 SXM 80 GB (4 replicas)" in shown

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import magicdec
 from magicdec.errors import CapacityError, ConfigError
@@ -24,7 +25,6 @@ from magicdec.reports.headline import headline_of
 from magicdec.reports.sentences import first_line, on_texts
 from magicdec.reports.tables import gamma_table
 from magicdec.reports.terminal_plan import print_plan
-from magicdec.reports.text import Page
 from magicdec.reports.words import drafting_of, gain_of
 from magicdec.schema.plan import Choice, Plan
 from magicdec.specs.engine import load_engine
@@ -182,7 +182,7 @@ def check_document(plan: Plan) -> None:
 def shown(plan: Plan) -> str:
     """The terminal's text, with its lines joined."""
     out = io.StringIO()
-    print_plan(plan, Page(10_000, out))
+    print_plan(plan, Console(file=out, width=10_000, highlight=False))
     return out.getvalue()
 
 

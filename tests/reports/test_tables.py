@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 from samples_reports import grid, measured, plan, predicted
 
 import magicdec
@@ -25,7 +26,6 @@ from magicdec.reports.terminal import (
     print_run,
     print_verdict,
 )
-from magicdec.reports.text import Page
 from magicdec.schema.record import Record, read_many, record_rows
 
 
@@ -124,25 +124,29 @@ def test_the_headline_says_when_speculation_does_not_pay() -> None:
     )
 
 
+def printed(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), width=width, color_system=None)
+
+
 def test_a_run_prints_within_80_columns() -> None:
-    printed = io.StringIO()
+    console = printed()
     rows = [
         measured(32, 4096, gamma=0),
         *(measured(32, 4096, gamma=g) for g in (1, 3, 6)),
     ]
-    print_run(rows, Page(80, printed))
-    lines = printed.getvalue().splitlines()
+    print_run(rows, console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
     assert all(line.startswith("StreamingLLM") or len(line) <= 80 for line in lines)
     assert sum(describe(rows[1], symbol="γ") in line for line in lines) >= 2
     assert f"{rows[2].speedup:.2f}x" in "".join(lines)
 
 
 def test_a_comparison_prints_its_figures_and_verdict() -> None:
-    printed = io.StringIO()
+    console = printed(100)
     rows = pair(1.5, 1.4, 3, speedup_low=1.3, speedup_high=1.6)
-    print_comparison(ReportData.from_records(rows).comparison, Page(100, printed))
-    print_verdict(["p90 speedup error 0.067 exceeds 0.060"], Page(100, printed))
-    text = printed.getvalue()
+    print_comparison(ReportData.from_records(rows).comparison, console)
+    print_verdict(["p90 speedup error 0.067 exceeds 0.060"], console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
     assert re.search(r"1.40x\s+1.30x\s+1.60x\s+1.50x\s+-6.7%", text)
     assert re.search(r"speedup\s+1\s+6.7%\s+6.7%\s+6.7%\s+-6.7%", text)
     assert "1 of 1 measured speedups (100.0%)" in text
@@ -151,7 +155,7 @@ def test_a_comparison_prints_its_figures_and_verdict() -> None:
 
 
 def test_groups_print_fractions_in_per_cent() -> None:
-    printed = io.StringIO()
+    console = printed()
     print_groups(
         [
             {
@@ -162,9 +166,9 @@ def test_groups_print_fractions_in_per_cent() -> None:
                 "bias": None,
             }
         ],
-        Page(80, printed),
+        console,
     )
-    assert printed.getvalue() == "a100/gemm\n  rows 12, mape 7.1%\n"
+    assert console.file.getvalue() == "a100/gemm\n  rows 12, mape 7.1%\n"  # type: ignore[attr-defined]
 
 
 def test_rows_become_csv_under_all_their_keys() -> None:

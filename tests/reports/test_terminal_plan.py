@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 import magicdec
 from magicdec.reports.terminal_plan import print_plan
-from magicdec.reports.text import Page
 from magicdec.reports.words import drafting_of, probability_of
 from magicdec.schema.plan import Plan
 
@@ -25,9 +25,9 @@ def answer() -> Plan:
 
 
 def shown(answer: Plan, width: int, **options: Any) -> str:
-    file = io.StringIO()
-    print_plan(answer, Page(width, file), **options)
-    text = file.getvalue()
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    print_plan(answer, console, **options)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(len(line) <= width for line in text.splitlines())
     return text
 
