@@ -125,25 +125,28 @@ def test_sglang_gives_one_rate_with_its_tokens_per_step():
     assert "does not count by position" in "\n".join(observation_lines(seen, EAGLE))
 
 
+@pytest.fixture(scope="module", name="windows")
+def windows_of_random_requests():
+    return [
+        observed(Vllm(), random_requests(seed, number=10, steps=20))
+        for seed in range(300)
+    ]
+
+
 @pytest.mark.slow
-def test_intervals_hold_the_true_rates_nine_times_in_ten():
+def test_intervals_hold_the_true_rates_nine_times_in_ten(windows):
     """Coverage of rate 1's 90 % interval over 300 windows: between 0.84 and 0.96 (false alarm below 1e-3)."""
     held = 0
-    for seed in range(300):
-        found = rates(
-            observed(Vllm(), random_requests(seed, number=10, steps=20)), EAGLE
-        )
+    for window in windows:
+        found = rates(window, EAGLE)
         held += abs(found.rates[0] - 0.8) <= 1.645 * found.stderr[0]
     assert 0.84 <= held / 300 <= 0.96
 
 
 @pytest.mark.slow
-def test_the_error_of_tokens_per_step_is_that_of_repeated_windows():
+def test_the_error_of_tokens_per_step_is_that_of_repeated_windows(windows):
     """The standard error against the spread of 200 windows' own means (ratio's own error about 5 %)."""
-    seen = [
-        observed(Vllm(), random_requests(seed, number=10, steps=20))
-        for seed in range(200)
-    ]
+    seen = windows[:200]
     spread = np.std([each.counts.tokens_per_step for each in seen])
     assert np.mean([tokens_stderr(each) for each in seen]) == pytest.approx(
         spread, rel=0.2
