@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PLAN_SCHEMA_VERSION = 5
-"""Versions that are read: 4 held every row in full, candidates of 3 were flat."""
+"""Version of the document, the only one that is read."""
 ADVICE = "write one with `magicdec plan --format json`"
 
 

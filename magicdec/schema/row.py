@@ -298,7 +298,7 @@ COLUMNS: dict[str, str] = {
     "lane": "drafting.lane",
 }
 """Columns of a table of candidates (CSV, pandas, records), each with its place in a candidate, whose
-field says what it is. Plan documents of schema 3 held candidates under these names.
+field says what it is.
 """
 
 PLACES: Mapping[str, str] = COLUMNS | {

@@ -28,7 +28,6 @@ from magicdec.perfmodel.intervals import (
 )
 from magicdec.perfmodel.kernels.attention import AttentionCurve
 from magicdec.perfmodel.kernels.gemm import GemmCurve
-from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.plan.choice import (
     CaseChoice,
     DraftOnTexts,
@@ -222,22 +221,20 @@ def _spread_notes(case: Case, answer: CaseAnswer) -> Iterator[str]:
         )
 
 
-def _with_lender(hardware: HardwareProfile) -> str:
-    """A device that nobody timed, and the one whose kernels stand in for its own."""
-    if not hardware.curves_from:
-        return hardware.name
-    return f"{hardware.name} ({hardware.curves_from}'s stand in)"
-
-
 def _kernels_notes(cases: list[Case]) -> Iterator[str]:
     """Devices whose times are estimates."""
     unmeasured = [case.hardware for case in cases if not case.hardware.is_measured]
     if unmeasured:
-        names = ", ".join(map(_with_lender, unmeasured))
+        names = []
+        for hardware in unmeasured:
+            name = hardware.name
+            if hardware.curves_from:
+                name += f" ({hardware.curves_from}'s stand in)"
+            names.append(name)
         error = max(GemmCurve.of(each).fit.relative_error for each in unmeasured)
         factor = math.exp(Z_90 * error)
         yield (
-            f"no kernels were timed on {names}: times are estimates, 90 % of them within a factor "
+            f"no kernels were timed on {', '.join(names)}: times are estimates, 90 % of them within a factor "
             f"of {factor:.1f}"
         )
     unknown = []
