@@ -1,0 +1,104 @@
+"""The rules of engines: whether a command starts, and what follows from it, each with its evidence.
+
+`data/rules.toml` holds a row for each engine and range of versions that somebody looked up. What
+is called wrong stops the engine, by its own code or a thread at the row's address. Where nobody
+looked a rule up, the row without an engine speaks, which calls nothing wrong.
+"""
+
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from magicdec.files import converted, read_toml
+from magicdec.specs.engine import version_number
+
+RULES_FILE = Path(__file__).resolve().parent / "data" / "rules.toml"
+
+FindingKind = Literal["wrong", "note", "asked"]
+"""The engine stops; it starts, and something follows; the price needs what was not given."""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A row: what is said of one situation in an engine's versions."""
+
+    name: str
+    """The situation, which several rows share."""
+    kind: FindingKind
+    says: str
+    """The sentence, with the caller's {values}. Empty: nothing is to be said."""
+    engine: str = ""
+    """Empty: every engine that no other row speaks for."""
+    since: str = ""
+    """The first version that it holds for. Empty: any."""
+    before: str = ""
+    """The first version that it no longer holds for. Empty: the newest is included."""
+    unless: str = ""
+    """The option, key or variable that lifts it."""
+    unless_since: str = ""
+    """The first version that knows `unless`."""
+    address: str = ""
+    """The file of a release, or the thread, that shows it."""
+
+    def holds(self, engine: str, version: str, settings: Collection[str]) -> bool:
+        """Whether it speaks for a version of an engine with these settings given. A version that is
+        not told ("") is the newest."""
+        if self.engine not in ("", engine):
+            return False
+        if not _is_within(version, self.since, self.before):
+            return False
+        return self.unless not in settings or not _is_within(
+            version, self.unless_since, ""
+        )
+
+
+class Finding(NamedTuple):
+    """What a rule says of one command."""
+
+    kind: FindingKind
+    says: str
+
+
+def finding(
+    name: str,
+    engine: str,
+    version: str = "",
+    *,
+    settings: Collection[str] = (),
+    **values: object,
+) -> Finding | None:
+    """What is said of a situation in a version of an engine. None: nothing.
+
+    `settings` names the options, keys and variables that are given; `values` fill the sentence.
+    """
+    for rule in rules_of(name):
+        if rule.holds(engine, version, settings):
+            if not rule.says:
+                return None
+            return Finding(rule.kind, rule.says.format(**values))
+    return None
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """Every row of the table."""
+    document = read_toml(RULES_FILE, "rules of engines")
+    return converted(document["rules"], tuple[Rule, ...], where=str(RULES_FILE))
+
+
+def rules_of(name: str) -> list[Rule]:
+    """A situation's rows: those of engines first, then the one of all others."""
+    rows = [rule for rule in rules() if rule.name == name]
+    assert rows, f"rules.toml has no rule '{name}'"
+    return sorted(rows, key=lambda rule: not rule.engine)
+
+
+def _is_within(version: str, since: str, before: str) -> bool:
+    number = version_number(version)
+    if not number:
+        return not before
+    if since and number < version_number(since):
+        return False
+    return not before or number < version_number(before)
