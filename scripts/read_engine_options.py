@@ -3,14 +3,16 @@
     pip download --no-deps -d wheels vllm==0.32.0 vllm==0.33.0
     python scripts/read_engine_options.py vllm wheels/vllm-0.32*.whl wheels/vllm-0.33*.whl
 
-Nothing of a wheel is imported: parsers are read as syntax. vLLM adds options in engine/arg_utils.py
-and in the entry points, each typed by a field of a configuration's class; SGLang annotates fields.
+A folder with a wheel's files, named as the wheel is, is read alike. Nothing of a wheel is imported:
+parsers are read as syntax. vLLM adds options in engine/arg_utils.py and in the entry points, each
+typed by a field of a configuration's class; SGLang annotates fields.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,12 +65,13 @@ def main() -> None:
 
 
 def _trees(wheel: Path, prefixes: tuple[str, ...]) -> Iterator[ast.Module]:
-    with zipfile.ZipFile(wheel) as archive:
-        for name in archive.namelist():
-            if not name.endswith(".py") or not name.startswith(prefixes):
-                continue
-            if not any(part in name for part in ELSEWHERE):
-                yield ast.parse(archive.read(name))
+    root = wheel if wheel.is_dir() else zipfile.Path(wheel)
+    for prefix in prefixes:
+        place = root / prefix
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            name = str(path)
+            if path.is_file() and not any(part in name for part in ELSEWHERE):
+                yield ast.parse(path.read_bytes())
 
 
 def _options(trees: list[ast.Module], *, is_vllm: bool) -> dict[str, str]:
@@ -152,10 +155,10 @@ def _kind(call: ast.Call, annotations: dict[str, str]) -> str:
 
 
 def _kind_of(annotation: str) -> str:
-    words = annotation.replace("Optional[", "").replace("SkipValidation[", "")
+    words = re.sub(r"(Optional|SkipValidation|InitVar)\[", "", annotation)
     if words.startswith("bool"):
         return "flag"
-    if words.startswith(("list[", "List[", "set[")):
+    if re.search(r"(^|\| )([Ll]ist|set)\[", words):
         return "list"
     return "value"
 
