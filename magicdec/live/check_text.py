@@ -60,10 +60,17 @@ def lines_of(result: Check) -> Iterator[TextLine]:
         why = result.command.why_not_understood
         unread = ", ".join(result.not_understood)
         yield TextLine(f"not understood ({why}): {unread}", "not understood")
+    names_by_note: dict[str, list[str]] = {}
+    for name, note in result.command.noted.items():
+        names_by_note.setdefault(note, []).append(name)
+    for note, names in names_by_note.items():
+        yield TextLine(f"not priced: {', '.join(names)}: {note}", "noted")
+    if result.command.not_looked_at:
+        names = result.command.not_looked_at
+        yield TextLine(f"not looked at: {', '.join(names)}", "not looked at")
     if result.command.without_effect:
-        names = ", ".join(result.command.without_effect)
-        text = f"known, no effect on speed here: {names}"
-        yield TextLine(text, "without effect")
+        names = result.command.without_effect
+        yield TextLine(f"without effect: {', '.join(names)}", "without effect")
 
 
 def _gain(change: Change) -> str:

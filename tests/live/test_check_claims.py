@@ -55,6 +55,8 @@ CLAIMS = {
     "assumed": ("assumed",),
     "note": ("notes",),
     "not understood": ("not_understood", "command.engine"),
+    "noted": ("command.noted",),
+    "not looked at": ("command.not_looked_at",),
     "without effect": ("command.without_effect",),
 }
 """The fields that each kind of line hangs on, and no other."""
@@ -81,7 +83,8 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"hardware": "a100", "batch": 4, "context_len": 2048},
     ),
     "users that wait, an option unknown": (
-        "vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size 4 --max-num-seqs 64 --foo 3",
+        "vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size 4 --max-num-seqs 64 --foo 3 "
+        "--attention-backend FLASHINFER --watermark 0.1",
         {"hardware": "8xh100", "batch": 64, "context_len": 8192},
     ),
     "a model that does not fit": ("vllm serve meta-llama/Llama-3.1-405B-Instruct", {"hardware": "h100"}),

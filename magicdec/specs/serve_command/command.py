@@ -45,6 +45,7 @@ AUTO_BANDS = [[1, 4, 5], [5, 32, 3], [33, 1_000_000, 0]]
 def command_of(start: Start, given: Given) -> ServeCommand:
     """The fields of a started server. Raises ConfigError for values that cannot be read."""
     said = StatedOptions(start, given)
+    said.add_environment(start.environment)
     said.add(start.words)
     if start.engine == LLAMA_CPP:
         return llama_cpp_server(said)
@@ -90,7 +91,9 @@ def command_of(start: Start, given: Given) -> ServeCommand:
         hardware=start.hardware,
         num_gpus=start.num_gpus,
         read=said.written,
+        noted=said.noted,
         without_effect=said.without_effect,
+        not_looked_at=said.not_looked_at,
         not_understood=said.unknown,
         problems=said.problems,
         notes=list(dict.fromkeys(given.notes)),
@@ -140,17 +143,15 @@ def _add_settings(said: StatedOptions, values: Mapping[Any, Any]) -> None:
         if name not in known:
             said.unknown.append(name[:SHOWN])
             continue
-        inner = names.keys.get(name)
-        if inner is not None and isinstance(value, Mapping):
-            for part in value:
-                if text_of(part) not in inner:
-                    said.unknown.append(f"{name}.{text_of(part)}"[:SHOWN])
-        if name.replace("_", "-") in OPTIONS["trtllm"]:
+        option = name.replace("_", "-")
+        if option in names.keys and isinstance(value, Mapping):
+            said.sort_keys(option, name, value)
+        if option in OPTIONS["trtllm"]:
             options[name] = value
             if value is None:
                 options[name] = "null"
         else:
-            said.without_effect.append(name)
+            said.sort(option, name, text_of(value))
     for name, value in options.items():
         meaning = OPTIONS["trtllm"][name.replace("_", "-")]
         text = json_of(value) if isinstance(value, Mapping) else text_of(value)

@@ -99,9 +99,7 @@ def llama_cpp_server(said: StatedOptions) -> ServeCommand:
             f"{gguf.label} is taken for {gguf.weight_dtype}, the nearest in bits; its kernels are not "
             "modelled"
         )
-    on_host = [
-        option for option in said.without_effect if option.lstrip("-") in ON_HOST
-    ]
+    on_host = [option for option in said.not_looked_at if option.lstrip("-") in ON_HOST]
     is_on_host = bool(on_host)
     if on_host:
         notes.append(
@@ -143,7 +141,9 @@ def llama_cpp_server(said: StatedOptions) -> ServeCommand:
         hardware=said.start.hardware,
         num_gpus=said.start.num_gpus,
         read=said.written,
+        noted=said.noted,
         without_effect=said.without_effect,
+        not_looked_at=said.not_looked_at,
         problems=said.problems,
         notes=[*dict.fromkeys(said.given.notes), *notes],
     )

@@ -31,6 +31,11 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     LLAMA_CPP: MEANINGS[LLAMA_CPP],
 }
 """Options that bear on speed, by what they say."""
+INSIDE: Mapping[tuple[str, str], frozenset[str]] = {
+    (row["engines"], row["object"]): frozenset(row["keys"].split())
+    for row in MEANINGS["inside"]
+}
+"""Keys that the reader of an object takes, by engine and option."""
 NAME = re.compile(r"--?[A-Za-z]")
 MOST_OPTION_VALUES = 1000
 MOST_OPTION_NESTED = 20
@@ -83,7 +88,9 @@ def names_of(engine: str) -> Names:
     for option, by_version in document.get("keys", {}).items():
         groups = {name: frozenset(fields) for name, fields in by_version.items()}
         keys[option] = frozenset().union(*groups.values())
-        keys |= {name: fields for name, fields in groups.items() if name != "all"}
+        for name, fields in groups.items():
+            if name != "all":
+                keys[name.replace("_", "-")] = fields
         if option == "config":
             keys["config"] = groups["all"]
     return Names(
@@ -104,9 +111,33 @@ def is_engine_option(option: str) -> bool:
     )
 
 
+def note_of(engine: str, name: str, value: str) -> str | None:
+    """What an option, a key or a variable without a price can cost, with its address; "": nothing at
+    this value; None: nobody looked at it."""
+    for row in MEANINGS["noted"]:
+        if engine not in row["engines"].split() or not _is_among(row["names"], name):
+            continue
+        values = row.get("values", "").split()
+        if value in values or (not values and value != "false"):
+            return f"{row['says']} ({row['address']})"
+        return ""
+    lists = MEANINGS["without_effect"]
+    names = " ".join([*lists["all"], *lists[engine]])
+    return "" if _is_among(names, name) else None
+
+
+def bears_on_engine(variable: str) -> bool:
+    """Whether a variable's name is of an engine or of what it runs on."""
+    return _is_among(MEANINGS["variables"], variable)
+
+
+def _is_among(patterns: str, name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns.split())
+
+
 def is_of_dynamo(option: str) -> bool:
     """Whether an option is one of NVIDIA's Dynamo, which starts engines with theirs and its own."""
-    return any(fnmatchcase(option, pattern) for pattern in MEANINGS["dynamo"])
+    return _is_among(" ".join(MEANINGS["dynamo"]), option)
 
 
 def unknown_in(engine: str, option: str, version: str | None) -> str | None:

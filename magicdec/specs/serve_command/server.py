@@ -87,8 +87,12 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     """Devices that the file grants."""
     read: dict[str, str] = {}
     """Options that bear on speed, as written."""
+    noted: dict[str, str] = {}
+    """Options, keys and variables without a price, with what they can cost and where that was seen."""
     without_effect: list[str] = []
-    """Options that the engine has and that change no time here."""
+    """Options, keys and variables that change no time, memory or acceptance."""
+    not_looked_at: list[str] = []
+    """Options, keys and variables that the engine has, and of which nothing is known here."""
     not_understood: list[str] = []
     problems: list[str] = []
     """Settings whose written form cannot be what is meant."""

@@ -512,6 +512,7 @@ class Shell:
         if start is not None:
             start.version = start.version or self.version
             start.num_gpus = self._visible(words, before)
+            start.environment = self._environment(words, before)
             start.doubt = self.doubt
             self.starts.append(start)
             return
@@ -570,6 +571,28 @@ class Shell:
             if option == "--env-file":
                 passed |= variables_of(self.given.file(value) or "")
         return passed
+
+    def _environment(
+        self, words: list[str], before: Mapping[str, Value]
+    ) -> dict[str, str]:
+        """The variables that a command is started with."""
+        variables: dict[str, Value] = {}
+        if words[0].rpartition("/")[2] in CONTAINERS:
+            variables = self._passed(words)
+        else:
+            for name, value in self.names.values.items():
+                if name in self.exported and name not in self.names.open:
+                    variables[name] = value
+            variables |= before
+            for word in words:  # env NAME=value vllm serve …
+                match = ASSIGNED.match(word)
+                if match is not None:
+                    variables[match[1]] = word[match.end() :]
+                elif word != "env":
+                    break
+        return {
+            name: value for name, value in variables.items() if isinstance(value, str)
+        }
 
     def _visible(self, words: list[str], before: Mapping[str, Value]) -> int | None:
         """Devices that the command may use, where it says which."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from magicdec.errors import ConfigError
 from magicdec.naming import DRAFT_NAMES, head_named_in, parallel_form
-from magicdec.specs.serve_command.options import names_of, scalar
+from magicdec.specs.serve_command.options import scalar
 from magicdec.specs.serve_command.server import Speculation
 from magicdec.specs.serve_command.start import SHOWN, model_of
 from magicdec.specs.serve_command.stated import StatedOptions, json_object
@@ -24,19 +24,11 @@ OF_A_HEAD = {
     "sa": "suffix",
 }
 TABLE_KEY = "num_speculative_tokens_per_batch_size"
-KNOWN_KEYS = frozenset(
-    (
-        *("speculative_token_tree", "by_batch"),
-        *("use_relaxed_acceptance_for_thinking", "posterior_threshold"),
-    )
-)
-"""Keys of --speculative-config that fields hold and the data lacks: older versions', and ours for what
-TensorRT-LLM's settings say."""
 
 
 def speculation_of(text: str) -> Speculation | None:
     """vLLM's --speculative-config; None: it drafts nothing. Raises ConfigError."""
-    return _of_config(json_object("speculative-config", text), [], [])
+    return _of_config(json_object("speculative-config", text), [])
 
 
 def stated_speculation(said: StatedOptions) -> Speculation | None:
@@ -46,7 +38,7 @@ def stated_speculation(said: StatedOptions) -> Speculation | None:
         if text in ("null", "None", ""):
             return None
         config = json_object("speculative-config", text)
-        return _of_config(config, said.problems, said.unknown)
+        return _of_config(config, said.problems)
     if "algorithm" in meanings:
         return _of_sglang(said)
     if "draft" in meanings or "method" in meanings:
@@ -106,9 +98,7 @@ def _of_sglang(said: StatedOptions) -> Speculation:
     )
 
 
-def _of_config(
-    config: Mapping[str, Any], problems: list[str], unknown: list[str]
-) -> Speculation | None:
+def _of_config(config: Mapping[str, Any], problems: list[str]) -> Speculation | None:
     """vLLM's --speculative-config."""
     checkpoint = config.get("model")
     if checkpoint is not None and not isinstance(checkpoint, str):
@@ -120,10 +110,6 @@ def _of_config(
     gamma = _whole(config, "num_speculative_tokens", least=0)
     if gamma is None and table:
         gamma = max(gamma for _, _, gamma in _bands(table))
-    known = names_of("vllm").keys["speculative-config"] | KNOWN_KEYS
-    for key in config:
-        if key not in known:
-            unknown.append(f"speculative-config.{key[:SHOWN]}")
     if gamma == 0:
         return None
     if gamma is None and method not in ("suffix", "mtp", "auto"):

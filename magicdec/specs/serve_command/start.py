@@ -148,6 +148,8 @@ class Start(msgspec.Struct, kw_only=True):
     """Its arguments."""
     version: str | None = None
     """The engine's version, where an image's tag or a requirement names it."""
+    environment: dict[str, str] = {}
+    """Variables that it is started with."""
     num_gpus: int | None = None
     hardware: str | None = None
     is_prefill: bool = False

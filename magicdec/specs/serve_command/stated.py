@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from magicdec.errors import ConfigError
 from magicdec.files import bounded
 from magicdec.specs.serve_command.options import (
+    INSIDE,
     LLAMA_CPP,
     OPTIONS,
+    bears_on_engine,
     is_of_dynamo,
     names_of,
+    note_of,
     options_of,
     scalar,
     unknown_in,
@@ -24,6 +28,8 @@ from magicdec.specs.serve_command.start import (
     SHOWN,
     Given,
     Start,
+    json_of,
+    text_of,
 )
 from magicdec.units import parse_count
 
@@ -38,6 +44,11 @@ NEEDED = (
     *("repository", "draft_repository"),
 )
 """Meanings without which there is no answer."""
+OBJECTS = {
+    "speculation": "speculative-config",
+    "compilation": "compilation-config",
+}
+"""Options that take an object whose keys are sorted, by meaning."""
 SAMPLES = {
     "model": "Qwen/Qwen3-8B",
     "file": "settings.yaml",
@@ -58,11 +69,51 @@ class StatedOptions:
         """The option that gave each meaning, for messages."""
         self.written: dict[str, str] = {}
         """Values by option."""
+        self.noted: dict[str, str] = {}
+        """Options without a price, with what they can cost."""
         self.without_effect: list[str] = []
+        self.not_looked_at: list[str] = []
         self.unknown: list[str] = []
         self.problems: list[str] = []
         self.open: list[str] = []
         """References whose values may be any option."""
+
+    def add_environment(self, variables: Mapping[str, str]) -> None:
+        """Takes the variables in that the server is started with."""
+        engine = self.start.engine
+        for name, value in variables.items():
+            meaning = OPTIONS[engine].get(name)
+            if meaning is not None:
+                self.written[name] = value
+                truth = {"1": "true", "0": "false"}.get(value, value.lower())
+                self.state(meaning, truth, name)
+            elif bears_on_engine(name):
+                self.sort(name, name, value)
+
+    def sort(self, name: str, shown: str, value: str) -> None:
+        """Puts an option, a key or a variable without a price where it belongs."""
+        note = note_of(self.start.engine, name, value)
+        if note is None:
+            self.not_looked_at.append(shown)
+        elif note:
+            self.noted[shown] = note
+        else:
+            self.without_effect.append(shown)
+
+    def sort_keys(self, option: str, shown: str, values: Mapping[Any, Any]) -> None:
+        """Sorts an object's keys; those that its reader takes are priced."""
+        engine = self.start.engine
+        known = names_of(engine).keys.get(option, frozenset())
+        taken = INSIDE.get((engine, option), frozenset())
+        for key, value in values.items():
+            name = text_of(key)
+            if name in taken:
+                continue
+            if known and name not in known:
+                self.unknown.append(f"{shown}.{name}"[:SHOWN])
+                continue
+            text = json_of(value) if isinstance(value, Mapping) else text_of(value)
+            self.sort(f"{option}.{name}", f"{shown}.{name}"[:SHOWN], text)
 
     def add(self, words: list[str]) -> None:
         """Takes a command's words in."""
@@ -120,10 +171,14 @@ class StatedOptions:
                 return
         meaning = OPTIONS[engine].get(name)
         if meaning is None:
-            self.without_effect.append(f"{dashes}{written}")
+            self.sort(name, f"{dashes}{written}", value)
             return
         if value.startswith("{") and not self.given.open_in(value):
-            value = json.dumps(json_object(name, value))
+            inside = json_object(name, value)
+            value = json.dumps(inside)
+            option = OBJECTS.get(meaning)
+            if option is not None:
+                self.sort_keys(option, option, inside)
         value = _joined(self.meanings.get(meaning), value)
         shown = "speculative-config" if meaning == "speculation" else name
         self.written[f"{dashes}{shown}"] = value
