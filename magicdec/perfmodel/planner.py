@@ -60,6 +60,7 @@ from magicdec.perfmodel.plan.search import (
     search,
     with_best_settings,
 )
+from magicdec.perfmodel.plan.standing import is_known_in_stages
 from magicdec.perfmodel.plan.tables import (
     breakdown,
     ceilings,
@@ -350,8 +351,12 @@ def document_of(
     needed = []
     for draft in first.lacking:
         # of drafts without a known acceptance, those that the case's layout can run
-        if first.case.engine.runs_staged(
-            draft.draft, draft.draft_method, first.case.spread.pp
+        if is_known_in_stages(
+            first.case.engine,
+            draft.draft,
+            draft.draft_method,
+            model,
+            first.case.spread.pp,
         ):
             context = first.document.context_len
             needed.append(with_paying_rate(first.case, first.point, context, draft))

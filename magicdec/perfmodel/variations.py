@@ -26,7 +26,11 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile_nam
 from magicdec.perfmodel.intervals import one_token_pass, relative_errors
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.perfmodel.plan.standing import AskedDraft, standing
+from magicdec.perfmodel.plan.standing import (
+    AskedDraft,
+    is_known_in_stages,
+    standing,
+)
 from magicdec.perfmodel.planner import answered, make_plan
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
@@ -197,7 +201,9 @@ def _instead(original: Plan, wanted: Candidate, engine: str) -> tuple[Candidate,
     reason = f"{engine} does not run the plan's best draft, {_draft_of(wanted)}"
     profile = load_engine(engine)
     draft = (wanted.draft, wanted.draft_method)
-    if profile.runs(*draft) and profile.runs_staged(*draft, wanted.layout.pp_size):
+    model = load_model_spec(original.request.model)
+    staged = is_known_in_stages(profile, *draft, model, wanted.layout.pp_size)
+    if profile.runs(*draft) and staged:
         reason = _against(original, wanted, engine)
     for row in original.candidates:
         is_same_case = (row.hardware, row.context_len) == (

@@ -60,7 +60,7 @@ class EngineProfile(
 
     name: str
     version: str = ""
-    """The version that it is of, where that schedules between steps as the newest does not."""
+    """The version that it was asked for. Empty: the newest."""
     description: str = ""
     fitted_on: str = ""
     fitted_device: str = ""
@@ -265,10 +265,11 @@ class EngineProfile(
         number = version_number(version)
         if version and not number:
             return self
+        named = msgspec.structs.replace(self, version=version)
         above = [bound for bound in self.before if number < version_number(bound)]
-        profile = self
+        profile = named
         if above:
-            profile = self.just_before(min(above, key=version_number))
+            profile = named.just_before(min(above, key=version_number))
         for kind, draft in profile.drafts.items():
             newest = version_number(draft.newest_version)
             if newest and number[: len(newest)] > newest:
@@ -277,8 +278,7 @@ class EngineProfile(
         since = version_number(self.scheduler.asynchronous_since)
         if older_s is None or number >= since:
             return profile
-        older = profile.with_constants({"overheads.sequence_overhead_s": older_s})
-        return msgspec.structs.replace(older, version=version)
+        return profile.with_constants({"overheads.sequence_overhead_s": older_s})
 
     @property
     def bounds(self) -> list[str]:
@@ -337,15 +337,6 @@ class EngineProfile(
             return {own.window_setting: budget}
         sinks = self.paths.draft_sink_tokens
         return {own.window_setting: budget - sinks, own.sink_setting: sinks}
-
-    @property
-    def staged_drafts(self) -> tuple[str, ...]:
-        """Kinds of drafts that it runs in a pipeline of several stages."""
-        return tuple(kind for kind, draft in self.drafts.items() if draft.is_staged)
-
-    def runs_staged(self, draft: str, method: str, pp_size: int) -> bool:
-        """Whether the engine runs a draft with this many pipeline stages."""
-        return pp_size == 1 or self.draft(draft, method).is_staged
 
     def __post_init__(self) -> None:
         for kind in self.drafts:

@@ -439,8 +439,6 @@ class EngineDraft(EngineTable, frozen=True, kw_only=True):
     """Whether more drafts than a target has prediction modules must be a multiple of them."""
     call: dict[str, str | bool] = {}
     """The engine's settings that ask for it. Empty: those of draft models."""
-    is_staged: bool = False
-    """Whether it runs in a pipeline of several stages."""
     runner: str = ""
     """The model runner that takes it. Empty: the engine's usual one."""
     on: dict[str, DraftPath] = {}

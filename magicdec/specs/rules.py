@@ -35,23 +35,43 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The first version that it holds for. Empty: any."""
     before: str = ""
     """The first version that it no longer holds for. Empty: the newest is included."""
+    drafts: tuple[str, ...] = ()
+    """Kinds of drafts that it is of. Empty: all."""
+    of: tuple[str, ...] = ()
+    """Architectures of targets that it is of. Empty: all."""
+    not_of: tuple[str, ...] = ()
+    """Architectures of targets that it is not of."""
     unless: str = ""
-    """The option, key or variable that lifts it."""
+    """The option, key or variable that lifts it; of several, joined by " or ", each does."""
     unless_since: str = ""
     """The first version that knows `unless`."""
     address: str = ""
     """The file of a release, or the thread, that shows it."""
 
-    def holds(self, engine: str, version: str, settings: Collection[str]) -> bool:
+    def holds(
+        self,
+        engine: str,
+        version: str,
+        *,
+        settings: Collection[str],
+        draft_kind: str,
+        architecture: str,
+    ) -> bool:
         """Whether it speaks for a version of an engine with these settings given. A version that is
         not told ("") is the newest."""
         if self.engine not in ("", engine):
             return False
         if not _is_within(version, self.since, self.before):
             return False
-        return self.unless not in settings or not _is_within(
-            version, self.unless_since, ""
-        )
+        if self.drafts and draft_kind not in self.drafts:
+            return False
+        if self.of and architecture not in self.of:
+            return False
+        if architecture in self.not_of:
+            return False
+        if any(setting in settings for setting in self.unless.split(" or ")):
+            return not _is_within(version, self.unless_since, "")
+        return True
 
 
 class Finding(NamedTuple):
@@ -59,6 +79,9 @@ class Finding(NamedTuple):
 
     kind: FindingKind
     says: str
+    """Empty: it starts, and nothing is to be said."""
+    is_looked_up: bool
+    """Whether somebody looked it up for this engine."""
 
 
 def finding(
@@ -67,18 +90,24 @@ def finding(
     version: str = "",
     *,
     settings: Collection[str] = (),
+    draft_kind: str = "",
+    architecture: str = "",
     **values: object,
-) -> Finding | None:
-    """What is said of a situation in a version of an engine. None: nothing.
+) -> Finding:
+    """What is said of a situation in a version of an engine.
 
     `settings` names the options, keys and variables that are given; `values` fill the sentence.
     """
     for rule in rules_of(name):
-        if rule.holds(engine, version, settings):
-            if not rule.says:
-                return None
-            return Finding(rule.kind, rule.says.format(**values))
-    return None
+        if rule.holds(
+            engine,
+            version,
+            settings=settings,
+            draft_kind=draft_kind,
+            architecture=architecture,
+        ):
+            return Finding(rule.kind, rule.says.format(**values), bool(rule.engine))
+    raise AssertionError(f"rules.toml has no row of '{name}' for every engine")
 
 
 @cache

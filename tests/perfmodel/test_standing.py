@@ -149,8 +149,40 @@ def test_a_draft_runs_on_one_rank_or_all() -> None:
 def test_an_engine_runs_what_its_profile_lists() -> None:
     assert not found("llama-3.1-8b", "suffix", engine="sglang").starts
     assert found("llama-3.1-8b", "suffix").starts
-    staged = found("deepseek-v3", "mtp", pp_size=2)
-    assert "with pp 2" in staged.reason
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "method", "starts"),
+    [
+        ("vllm", "qwen3.6-27b", "mtp", True),
+        ("vllm", "glm-4.5", "mtp", True),  # untried
+        ("vllm@0.29", "qwen3.6-27b", "mtp", False),
+        ("vllm", "qwen3-32b", "dflash", True),
+        ("vllm", "gpt-oss-120b", "eagle3", False),
+        ("vllm@0.12", "llama-3.1-8b", "eagle3", False),
+        ("vllm", "llama-3.1-8b", "ngram", True),  # untried
+        ("sglang", "deepseek-v3", "mtp", False),
+        ("sglang", "qwen3-32b", "eagle3", False),
+        ("trtllm", "qwen3-32b", "eagle3", False),
+    ],
+)
+def test_stages_take_the_drafts_that_an_engine_passes_states_on_for(
+    engine: str, model: str, method: str, starts: bool
+) -> None:
+    """By version and by the target's architecture; what nobody tried is not called impossible."""
+    result = found(model, method, engine=engine, pp_size=2, exists=True)
+    assert result.starts == starts
+    if not starts:
+        assert "pp 2" in result.reason
+
+
+def test_sglang_runs_its_module_in_stages_where_it_is_told_to() -> None:
+    """SGLANG_ENABLE_PP_SPEC, of 0.5.23 on; prediction modules and EAGLE alone."""
+    asked = {"engine": "sglang", "pp_size": 2, "settings": ["SGLANG_ENABLE_PP_SPEC"]}
+    assert found("deepseek-v3", "mtp", **asked).starts  # type: ignore[arg-type]
+    assert not found("qwen3-32b", "eagle3", **asked).starts  # type: ignore[arg-type]
+    asked["engine"] = "sglang@0.5.20"
+    assert not found("deepseek-v3", "mtp", **asked).starts  # type: ignore[arg-type]
 
 
 def test_a_head_that_nobody_published_is_hypothetical() -> None:

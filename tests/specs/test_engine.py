@@ -90,7 +90,6 @@ method = "draft_model"
 is_synchronous = true
 search_s = 1e-5
 [drafts.eagle3]
-is_staged = true
 window_setting = "--window"
 step_overhead_s = 2e-4
 [drafts.suffix]

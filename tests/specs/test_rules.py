@@ -31,7 +31,7 @@ def test_nothing_is_called_wrong_without_an_address(rule: Rule) -> None:
 def test_where_nobody_looked_nothing_is_wrong(name: str) -> None:
     """Each situation has a row for the engines and versions that no other row speaks for."""
     *_, last = rules_of(name)
-    assert (last.engine, last.since, last.before, last.unless) == ("", "", "", "")
+    assert last == Rule(name=name, kind=last.kind, says=last.says)
     values = {
         field: field
         for rule in rules_of(name)
@@ -39,15 +39,20 @@ def test_where_nobody_looked_nothing_is_wrong(name: str) -> None:
         if field
     }
     found = finding(name, "an engine of tomorrow", "9", **values)
-    assert found is None or found.kind != "wrong"
+    assert found.kind != "wrong"
+    assert not found.is_looked_up
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_of_an_engine_do_not_hide_each_other(name: str) -> None:
-    """Two rows of one engine differ in their versions or in the setting that lifts them."""
+    """Two rows of one engine differ in their versions, their drafts and targets, or the setting that lifts them."""
     for one, other in combinations(rules_of(name), 2):
         keys = [
-            (rule.engine, rule.since, rule.before, rule.unless) for rule in (one, other)
+            (
+                *(rule.engine, rule.since, rule.before, rule.unless),
+                *(rule.drafts, rule.of, rule.not_of),
+            )
+            for rule in (one, other)
         ]
         assert keys[0] != keys[1]
 
@@ -69,7 +74,7 @@ def test_a_row_holds_for_its_versions_unless_a_setting_lifts_it() -> None:
         )
         for settings in ([], key)
     }
-    wrong = [case for case, found in kinds.items() if found and found.kind == "wrong"]
+    wrong = [case for case, found in kinds.items() if found.kind == "wrong"]
     assert wrong == [
         ("vllm", "", False),
         ("vllm", "0.24.0", False),

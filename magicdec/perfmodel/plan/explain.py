@@ -43,6 +43,7 @@ from magicdec.perfmodel.plan.request import (
 )
 from magicdec.perfmodel.plan.rows import Users, requests_of
 from magicdec.perfmodel.plan.search import formats_that_fit
+from magicdec.perfmodel.plan.standing import is_known_in_stages
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.trees import TREES_LOSE
@@ -209,11 +210,18 @@ def _spread_notes(case: Case, answer: CaseAnswer) -> Iterator[str]:
             )
         yield f"{best.layout.label} spans nodes over {over}: {estimate}"
     if spread.pp > 1:
-        able = case.engine.staged_drafts
-        if able:
-            yield f"with pipeline stages, engine {case.engine.name} drafts with {either(able)} only"
-        else:
-            yield f"with pipeline stages, engine {case.engine.name} cannot draft"
+        able = []
+        for kind in case.engine.drafts:
+            draft, _, method = kind.partition("/")
+            if is_known_in_stages(
+                case.engine, draft, method or draft, case.model, spread.pp
+            ):
+                able.append(kind)
+        drafts = either(able) if able else "no draft"
+        yield (
+            f"with pipeline stages, {drafts} of {case.model.name} is known to run in engine "
+            f"{case.engine.name}"
+        )
     if spread.whole_experts:
         yield (
             f"the busiest rank's experts are assumed to get {EXPERT_IMBALANCE:g} times the mean "

@@ -16,6 +16,7 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.acceptance.believed import Question
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.kernels.profile import HardwareProfile, counted, load_hardware
+from magicdec.perfmodel.plan.standing import is_known_in_stages
 from magicdec.perfmodel.setup import Cached, Setup, precision_of
 from magicdec.perfmodel.trees import MAX_TREE
 from magicdec.schema.request import Request, check_fields
@@ -424,7 +425,10 @@ def resolve(
             )
         staged = []
         for option in options:
-            if engine.runs_staged(option.draft, option.method, layout.spread.pp):
+            pp_size = layout.spread.pp
+            if pp_size == request.pp_size or is_known_in_stages(
+                engine, option.draft, option.method, model, pp_size
+            ):
                 staged.append(option)
         case = Case(
             request=request,

@@ -8,10 +8,10 @@ row of the table of heads tells more (specs/heads.py).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from magicdec.errors import either
 from magicdec.naming import method_name
 from magicdec.perfmodel.acceptance.belief import plain_model
 from magicdec.perfmodel.acceptance.believed import known_checkpoints
@@ -25,8 +25,10 @@ from magicdec.specs.engine import (
 from magicdec.specs.heads import HeadFacts, facts_of, facts_of_configuration, heads_of
 from magicdec.specs.hub import is_hub_name
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.rules import Finding, finding
 from magicdec.specs.speculation import (
     HEAD_METHODS,
+    OWN_METHOD,
     PUBLISHED_HEADS,
     SELF,
     DraftMethod,
@@ -56,6 +58,8 @@ class AskedDraft:
     """The target's ranks; None: not said."""
     draft_tp_size: int | None = None
     pp_size: int = 1
+    settings: Collection[str] = ()
+    """Names of the options, keys and variables that the engine is given."""
     exists: bool = False
     """Whether the user has it: its acceptance is measured or given."""
     is_measured: bool = False
@@ -108,7 +112,7 @@ def standing(asked: AskedDraft, target: ModelSpec, engine: EngineProfile) -> Sta
 
     Raises ConfigError for a checkpoint's configuration that cannot be read.
     """
-    unable = _unable_engine(asked, engine)
+    unable = _unable_engine(asked, target, engine)
     if unable is not None:
         return unable
     if asked.model is not None:
@@ -172,7 +176,43 @@ def packages_of(engine: EngineProfile, draft: str, method: str) -> str:
     )
 
 
-def _unable_engine(asked: AskedDraft, engine: EngineProfile) -> Standing | None:
+def in_stages(
+    engine: EngineProfile,
+    draft: str,
+    method: str,
+    target: ModelSpec,
+    pp_size: int,
+    settings: Collection[str] = (),
+) -> Finding | None:
+    """What is known of a draft in a pipeline of several stages. None: there is one stage."""
+    if pp_size == 1:
+        return None
+    kind = draft_kind(draft, method)
+    return finding(
+        "draft in stages",
+        engine.name,
+        engine.version,
+        settings=settings,
+        draft_kind=kind,
+        architecture=target.architecture,
+        engine_name=engine.name,
+        draft=_name(method) if method in OWN_METHOD else draft,
+        target=target.name,
+        pp=pp_size,
+    )
+
+
+def is_known_in_stages(
+    engine: EngineProfile, draft: str, method: str, target: ModelSpec, pp_size: int
+) -> bool:
+    """Whether an engine is known to run a draft with this many stages."""
+    found = in_stages(engine, draft, method, target, pp_size)
+    return found is None or (found.kind != "wrong" and found.is_looked_up)
+
+
+def _unable_engine(
+    asked: AskedDraft, target: ModelSpec, engine: EngineProfile
+) -> Standing | None:
     """The obstacle that keeps an engine from running this kind of draft, spread like this."""
     kind = draft_kind(asked.draft, asked.method)
     if not engine.runs(asked.draft, asked.method):
@@ -191,12 +231,12 @@ def _unable_engine(asked: AskedDraft, engine: EngineProfile) -> Standing | None:
             f"engine {engine.name} does not run {kind}",
             no_engine_for=(asked.draft, asked.method),
         )
-    if not engine.runs_staged(asked.draft, asked.method, asked.pp_size):
-        able = either(engine.staged_drafts) or "no draft"
+    staged = in_stages(
+        engine, asked.draft, asked.method, target, asked.pp_size, asked.settings
+    )
+    if staged is not None and staged.kind == "wrong":
         return Standing(
-            "cannot start",
-            f"engine {engine.name} runs {able} with pp {asked.pp_size}, not {asked.draft}",
-            "leave the stages or the draft out",
+            "cannot start", staged.says, "leave the stages or the draft out"
         )
     tp = asked.tp_size
     draft_tp = asked.draft_tp_size
