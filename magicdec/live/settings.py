@@ -258,7 +258,7 @@ def _unpriced(change: str, option: str, reason: str) -> Change:
 # Their prices
 
 
-class Costs(NamedTuple):
+class SettingCosts(NamedTuple):
     """A command's settings that cost or lose exactness, each priced against the command without it."""
 
     changes: list[Change]
@@ -266,7 +266,7 @@ class Costs(NamedTuple):
     """Time between tokens with all of them over that of the engine as it is by default."""
 
 
-def costs_of(command: ServeCommand, served: Served) -> Costs:
+def costs_of(command: ServeCommand, served: Served) -> SettingCosts:
     settings = path_settings(command, served)
     as_set_s = times_as_set(served, settings)
     times_as_long = 1.0
@@ -295,7 +295,7 @@ def costs_of(command: ServeCommand, served: Served) -> Costs:
         changes.append(change)
         if change.kind == "cost":
             times_as_long *= change.gain or 1.0
-    return Costs([*changes, *_inexact(command)], times_as_long)
+    return SettingCosts([*changes, *_inexact(command)], times_as_long)
 
 
 def unpriced_costs(command: ServeCommand) -> list[Change]:

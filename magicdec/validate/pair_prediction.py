@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from magicdec.counts import Z_90, Array, constant_rate, expected_tokens_per_step
@@ -217,7 +218,7 @@ def predict_alike(
             speculative_s = speculative_s / factors
             of_request = np.log(factors)
         whole = requests.gains(gains)
-        gains = dataclasses.replace(
+        gains = msgspec.structs.replace(
             gains,
             speedups=np.where(is_rate, whole.speedups, gains.speedups),
             deviations=np.where(is_rate, whole.deviations, gains.deviations),
@@ -226,7 +227,7 @@ def predict_alike(
     # a server without a draft may hold more requests at once than one with: pairs are not plans' rows
     scale = baseline_s / speculative_s / expected
     others = np.maximum(gains.deviations**2 - engine_error(setup) ** 2, 0.0)
-    gains = dataclasses.replace(
+    gains = msgspec.structs.replace(
         gains,
         speedups=gains.speedups * scale,
         deviations=np.sqrt(others + width**2 + of_request**2),

@@ -277,7 +277,7 @@ def test_the_command_serves_on_loopback_until_it_is_stopped(tmp_path: Path) -> N
             url = line.split()[0]
             assert url.startswith("http://127.0.0.1:")
             with urllib.request.urlopen(
-                url + "?model=qwen3-0.6b&context=4096&draft=none", timeout=60
+                url + "?model=qwen3-0.6b&context=4096&draft=ngram", timeout=60
             ) as response:
                 assert "l4-24gb" in response.read().decode()
             port = int(url.rstrip("/").rsplit(":", 1)[1])

@@ -328,7 +328,7 @@ def test_a_setting_costs_what_the_server_gains_without_it(one: str, other: str) 
     """The server with both settings over the server with one is the price of the other."""
     served = served_of(draft="eagle3", gamma=2, acceptance_rate=0.7)
 
-    def as_set(*options: str) -> settings.Costs:
+    def as_set(*options: str) -> settings.SettingCosts:
         config: dict[str, Any] = {"method": "eagle3", "model": "a/b", "num_speculative_tokens": 2}  # fmt: skip
         if "eager drafter" in options:
             config["enforce_eager"] = True
