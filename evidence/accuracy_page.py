@@ -20,6 +20,7 @@ from evidence.traffic import validate_traffic
 from magicdec.perfmodel.lanes import (
     ANY,
     FIGURES,
+    LANES,
     LEAST_SOURCES,
     Figure,
     Lane,
@@ -34,7 +35,6 @@ from magicdec.validate.published_speedups import validate_published
 from magicdec.validate.rows import read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
-LANES = DATA / "lanes.csv"
 PAGE = ROOT / "docs" / "accuracy.md"
 PICTURE = ROOT / "docs" / "accuracy.svg"
 TRAFFIC = sorted((DATA / "traffic").glob("*.csv"))
@@ -57,7 +57,7 @@ lane. *Off* is the median absolute error, *bias* the median of the signed errors
 the 90 % interval, whose width comes from the other sources. A lane with fewer than {LEAST_SOURCES} sources takes the
 width of the next wider lane that has as many, unless its own rows need more; in a plan it is no narrower than its
 engine's profile states (`errors.speedup_relative_error`). The tables here are by engine and sort of draft;
-`evidence/data/lanes.csv` has every lane, with its width.
+`magicdec/specs/data/lanes.csv` has every lane, with its width.
 
 Times per token are a server's total time over tokens, prompts inside, where a source states its rate; a request's
 time between tokens where it states that. Speedups are ratios of the same figure with and without the draft.
@@ -317,9 +317,8 @@ def page() -> str:
         "# Accuracy\n",
         "How far predictions are off where somebody measured. The rows lie in",
         "[evidence/data](../evidence/data/README.md);",
-        "`python -m evidence lanes -o evidence/data/lanes.csv --calibration evidence/data/calibration.csv` makes the",
-        "lanes of them, and `python -m evidence.accuracy_page` this page. Plans read `magicdec/specs/data/lanes.csv`,",
-        "whose widths still have nineteen rows of 80 GB cards that nobody named.\n",
+        "`python -m evidence lanes -o magicdec/specs/data/lanes.csv --calibration evidence/data/calibration.csv` makes",
+        "the lanes of them, which plans read, and `python -m evidence.accuracy_page` this page.\n",
         *summary(),
         "",
         EXPLANATION,
