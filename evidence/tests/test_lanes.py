@@ -147,17 +147,13 @@ def test_a_lane_counts_the_servers_of_each_device() -> None:
     assert "none with this device" in evidence_line(evidence)
 
 
-def test_a_plan_of_an_older_version_has_that_versions_width() -> None:
-    """Six look-ups on a split mixture in vLLM 0.12 are 12 % off in the median, up to 32 (arXiv 2604.26469)."""
+def test_a_plan_of_an_older_version_is_in_that_versions_lane() -> None:
     spec = SpeculationSpec(draft="suffix", draft_method="suffix", gamma=5)
-    widths = {}
     for version in ("0.12", "0.32"):
         engine = load_engine(f"vllm@{version}")
         setup = Setup.of("qwen3-30b-a3b", "a100-pcie-80gb", engine, spec)
         evidence = evidence_of(setup)
-        widths[version] = evidence.width
         assert ("before 0.14" in evidence.lane) == (version == "0.12")
-    assert widths["0.12"] > max(widths["0.32"], math.log(1.3) / Z_90)
 
 
 def test_every_setup_has_a_lane_and_a_width() -> None:
