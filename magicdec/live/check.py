@@ -455,7 +455,7 @@ def _request(
     request = PlanRequest(
         model=command.model,
         hardware=(load_hardware(named or USUAL_HARDWARE[0]).name,),
-        engine=command.engine_profile,
+        engine=command.started_engine,
         tp_size=command.tp_size,
         pp_size=pp_size,
         ep_size=command.ep_size,
