@@ -23,7 +23,7 @@ from magicdec.live.changes import (
 from magicdec.live.options import OPTIONS
 from magicdec.live.settings import Change, Served, costs_of, slowed, unpriced_costs
 from magicdec.naming import head_named_in
-from magicdec.perfmodel.kernels.profile import counted, load_hardware
+from magicdec.perfmodel.kernels.profile import counted, is_file, load_hardware
 from magicdec.perfmodel.memory import memory_need
 from magicdec.perfmodel.plan.request import Case, PlanRequest
 from magicdec.perfmodel.plan.standing import (
@@ -218,7 +218,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
             ) from None
         return Check(
             command=command,
-            hardware=str(request.hardware[0]),
+            hardware=request.record().hardware[0],
             num_gpus=command.tp_size * command.pp_size * command.dp_size,
             batch_size=request.batch_sizes[0],
             context_len=request.context_lens[0],
@@ -231,6 +231,8 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
             notes=notes,
         )
     refused += _on_allocated_cache(command, free.case)
+    if free.case.may_not_fit:
+        notes.append(free.case.may_not_fit)
 
     # each change and its gain; every draft is compared with as many users
     alone = free.document.autoregressive
@@ -430,6 +432,7 @@ def _request(
 ) -> tuple[PlanRequest, list[str]]:
     """The plan's request for a command under a load, and what was assumed for it."""
     named = load.hardware or _listed_device(command.hardware)
+    device = load_hardware(named or USUAL_HARDWARE[0])
     assumed = []
     batch = load.batch or USUAL_BATCH
     if command.max_num_seqs is not None:
@@ -454,7 +457,7 @@ def _request(
             given["gamma"] = command.speculation.gamma
     request = PlanRequest(
         model=command.model,
-        hardware=(load_hardware(named or USUAL_HARDWARE[0]).name,),
+        hardware=(device if is_file(named or "") else device.name,),
         engine=command.started_engine,
         tp_size=command.tp_size,
         pp_size=pp_size,

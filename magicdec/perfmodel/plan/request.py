@@ -244,6 +244,9 @@ class Case:
     options: tuple[DraftOption, ...] = ()
     spread: Parallelism = TENSOR_PARALLEL
     lengths: Lengths
+    may_not_fit: str = ""
+    """What one sequence takes and what there is, where they are too near to tell. Empty: they are
+    not."""
 
     def setup(self, option: DraftOption | None) -> Setup:
         setup = Setup(
@@ -286,9 +289,9 @@ class Case:
         lengths = self.lengths
         groups = self.spread.dp
         held = lengths.max_len(1.0)
-        capacity = memory.capacity_bytes(self.hardware, self.engine)
         batch = np.ones(len(self.tp_sizes))
         tp = np.asarray(self.tp_sizes, dtype=np.float64)
+        capacity = memory.capacity_bytes(self.hardware, self.engine, tp)
         rounds = 1
         if lengths.workload is not None:
             rounds = 3  # the tail of a batch shrinks as it grows

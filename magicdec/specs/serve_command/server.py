@@ -145,6 +145,13 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
             is_older = number < version_number(bound)
             if is_older == is_newer and number < version_number(until):
                 engine = engine.with_costs_of(bound, is_newer=is_newer)
+        if self.memory_fraction is not None:
+            engine = engine.with_constants(
+                {
+                    "memory.memory_fraction": self.memory_fraction,
+                    "memory.set_aside": (),
+                }
+            )
         return engine.as_set(
             PathOptions(
                 runner=self.runner,
