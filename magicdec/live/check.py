@@ -200,8 +200,9 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
             if starting.method not in (None, speculation.draft):
                 cure = f" ({option_of(engine, starting.method)})"
             refused.append(f"the draft cannot run: {starting.sentence}{cure}")
-        elif starting.answer == "unknown":
+        elif starting.answer == "accepts nothing":
             notes.append(starting.sentence)
+        notes += starting.notes
         package = packages_of(engine, speculation.draft, _method_of(speculation))
         if package and starting.starts:
             notes.append(package)
@@ -241,7 +242,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
     changes = []
     if speculation is None or starting is None:
         changes += best_draft(command, free.drafted, alone, "Speculate")
-    elif not starting.starts:
+    elif starting.answer in ("cannot start", "accepts nothing"):
         changes += changes_instead(command, starting, fitting, model, free)
     else:
         own = own_draft(command, fitting, model)
@@ -352,6 +353,7 @@ def _standing(
         tp_size=command.tp_size,
         draft_tp_size=speculation.tp_size,
         pp_size=command.pp_size,
+        settings=(*command.read, *command.without_effect, *speculation.switches),
         exists=True,
     )
     return standing(asked, model, load_engine(command.engine_profile))

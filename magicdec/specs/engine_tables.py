@@ -464,10 +464,6 @@ class EngineDraft(EngineTable, frozen=True, kw_only=True):
     """Whether the engine runs it; False where only its settings are known."""
     newest_version: str = ""
     """The newest version that runs it ("0.32"). Empty: no later one is known not to."""
-    not_of: tuple[str, ...] = ()
-    """Architectures of targets whose prediction modules it does not run."""
-    takes_multiples: bool = False
-    """Whether more drafts than a target has prediction modules must be a multiple of them."""
     call: dict[str, str | bool] = {}
     """The engine's settings that ask for it. Empty: those of draft models."""
     runner: str = ""

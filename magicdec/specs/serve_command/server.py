@@ -44,6 +44,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks of the draft, where the command says."""
     is_eager: bool = False
     """Whether the drafter's passes are launched kernel by kernel."""
+    switches: list[str] = []
+    """Keys of its configuration that are turned on."""
     lossy: list[str] = []
     """Settings with which the output is no longer the target's own."""
     contradiction: str = ""
