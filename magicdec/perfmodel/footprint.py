@@ -5,7 +5,7 @@ A rank keeps at least one KV head, so beyond tp = KV heads the cache per rank no
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from magicdec.counts import Array
 from magicdec.perfmodel.forward import share, size
 from magicdec.perfmodel.kernels.op import FP32_BYTES
 from magicdec.specs.engine import EngineProfile
-from magicdec.specs.model import ModelSpec
+from magicdec.specs.model import ModelPart, ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec
@@ -22,12 +22,7 @@ SORTING_BYTES = 4 + 8 + 4 + 4 + 4
 """Per token of the vocabulary, to keep the likeliest: logits in order, their indices,
 probabilities, sums, and back.
 """
-PARTS: tuple[Literal["mixer", "mlp", "experts", "head"], ...] = (
-    "mixer",
-    "mlp",
-    "experts",
-    "head",
-)
+PARTS: tuple[ModelPart, ...] = ("mixer", "mlp", "experts", "head", "embeddings")
 
 
 def weights_bytes(
@@ -35,19 +30,17 @@ def weights_bytes(
     precision: Precision,
     tp_size: Any,
     spread: Parallelism = TENSOR_PARALLEL,
-    embedding: Literal["device", "host"] = "device",
 ) -> Array:
     """One rank's weights, in the first stage of a pipeline.
 
     Heads, widths, experts and vocabulary rows are split over ranks. Everything else is replicated,
     and so are heads if there are more ranks than heads. One of the two vocabulary tables is on the
-    last stage. Scales and zero points count if the model is published in this format. Embeddings,
-    routers and norms stay in 16 bits when other weights are narrower. With `embedding` on the host
-    the table that is only looked up in is not counted, and the other is one more layer.
+    last stage. Scales and zero points count. Embeddings, routers and norms stay in 16 bits when other
+    weights are narrower, unless the format converts embeddings too.
     """
     tp = np.asarray(tp_size, dtype=np.float64)
     wide = precision.tables.weight_bytes
-    mixer, mlp, experts, head = (
+    mixer, mlp, experts, head, embeddings = (
         model.part_format(part, precision).num_bytes for part in PARTS
     )
     projected: Array = np.asarray(0.0)
@@ -73,19 +66,11 @@ def weights_bytes(
     )
     of_experts = model.expert_parameters * expert_share(model, tp, spread) * experts
     layers = projected + others / tp * wide + of_experts
-    if embedding == "host":
-        output = tables / tp * (wide if model.tie_word_embeddings else head)
-        layer = layers / model.num_hidden_layers
-        # the output is one more layer to llama.cpp, the last of the last stage
-        most = np.ceil((model.num_hidden_layers + 1) / spread.pp)
-        return np.asarray(
-            (most - 1.0) * layer + np.maximum(layer * (spread.pp > 1), output)
-        )
     if spread.pp > 1:
         layers = layers * spread.stage_share(model.num_hidden_layers)
-    element = wide
+    element = embeddings
     if not model.tie_word_embeddings and spread.pp == 1:
-        element = wide + head
+        element = embeddings + head
     return np.asarray(layers + tables / tp * element)
 
 

@@ -542,7 +542,7 @@ def _timed(asked: _AskedPass) -> ForwardTime:
     activation = at.precision.activation_bytes
     head = at
     if not at.engine.kernels.quantized_head:
-        head = at._replace(precision=at.precision.tables)
+        head = at._replace(precision=model.part_precision("head", at.precision))
     rows = p.logit_rows
     if rows is None:
         rows = p.batch * p.query_len

@@ -21,7 +21,7 @@ from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
-from magicdec.specs.precision import BF16, PROFILE_DTYPES, Precision
+from magicdec.specs.precision import BF16, Precision, format_name
 from magicdec.specs.speculation import (
     AUTOREGRESSIVE,
     SamplingSpec,
@@ -52,6 +52,12 @@ class ModelSetup:
             return
         if self.draft_model is None:
             raise ConfigError(f"draft {name} needs the draft's model")
+        if self.draft_model.vocab_size != self.model.vocab_size:
+            raise ConfigError(
+                f"draft {self.draft_model.name} has a vocabulary of {self.draft_model.vocab_size}, "
+                f"{self.model.name} one of {self.model.vocab_size}: a draft needs its target's "
+                "vocabulary"
+            )
 
 
 def precision_of(
@@ -63,7 +69,7 @@ def precision_of(
 ) -> Precision:
     """The requested number formats, completed by defaults: on a GPU the formats that the checkpoint
     is published in, else bf16, or fp16 on a device without bf16; on a CPU fp32, to which weights are
-    widened. torch's names (float32) are accepted too."""
+    widened. torch's and engines' names (float32, awq) are accepted too."""
     weights = "bf16"
     kv = "bf16"
     if hardware.kind == "cpu":
@@ -72,13 +78,13 @@ def precision_of(
     elif model.quantization is not None:
         weights = model.quantization.weight_dtype
         kv = model.quantization.kv_dtype or kv
-    formats = dict(PROFILE_DTYPES)
+    instead = {}
     if not hardware.has_bf16:
-        formats |= {"bf16": "fp16", "bfloat16": "fp16"}
-    weights = weight_dtype or weights
-    kv = kv_dtype or kv
+        instead = {"bf16": "fp16"}
+    weights = format_name(weight_dtype or weights)
+    kv = format_name(kv_dtype or kv)
     return Precision(
-        weight_dtype=formats.get(weights, weights), kv_dtype=formats.get(kv, kv)
+        weight_dtype=instead.get(weights, weights), kv_dtype=instead.get(kv, kv)
     )
 
 
@@ -105,7 +111,8 @@ class Setup(ModelSetup):
         **more: Any,
     ) -> Setup:
         """A setup from names or specs: formats by `precision_of`, the draft's model by its name,
-        `more` fields as they are. Raises ConfigError for a name that is not known."""
+        `more` fields as they are. Raises ConfigError for a name that is not known, or a draft of
+        another vocabulary."""
         if not isinstance(model, ModelSpec):
             model = load_model_spec(model)
         if not isinstance(hardware, HardwareProfile):

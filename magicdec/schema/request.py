@@ -24,7 +24,10 @@ from magicdec.tasks import shares_of, task_named, usual_lengths
 from magicdec.units import MILLI, parse_count, parse_share
 
 MAX_TP_SIZE, MAX_PP_SIZE, MAX_EP_SIZE = 1024, 64, 1024
-WEIGHT_FORMATS = "bf16, fp16, fp8, fp8_block, int8, int4, nvfp4, mxfp4 or fp32"
+WEIGHT_FORMATS = (
+    "bf16, fp16, fp8, fp8_block, int8, int4, nvfp4, mxfp4, fp32, or a GGUF type (q4_k_m, with its "
+    "file's size q4_k_m@19.8GB)"
+)
 DEFAULT_CONTEXT = 32_768
 DEFAULT_CONTEXTS = (DEFAULT_CONTEXT,)
 """Those of a request without any: this object, so that the same length asked for can be told from it."""

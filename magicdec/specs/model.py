@@ -13,10 +13,24 @@ from typing import Literal
 
 import msgspec
 
-from magicdec.specs.layers import MLP, FeedForward, Layer
-from magicdec.specs.mixers import Attention, Cache, Mixer, RopeScaling, State
+from magicdec.errors import ConfigError
+from magicdec.specs.formats import WeightFormat, weight_format
+from magicdec.specs.layers import MLP, FeedForward, Layer, MixtureOfExperts
+from magicdec.specs.mixers import (
+    Attention,
+    Cache,
+    Mixer,
+    Projection,
+    RopeScaling,
+    State,
+)
 from magicdec.specs.precision import Precision
 from magicdec.specs.quantization import PartFormat, Quantization
+
+ModelPart = Literal["mixer", "mlp", "experts", "head", "embeddings"]
+LAYER_PARTS: tuple[ModelPart, ...] = ("mixer", "mlp", "experts")
+MOST_FILE_FACTOR = 2.0
+"""How far a file's size may be from its type's usual one."""
 
 
 class Norm(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,28 +119,125 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     names: TensorNames = TensorNames()
     eos_token_ids: tuple[int, ...] = ()
 
-    def part_format(
-        self, part: Literal["mixer", "mlp", "experts", "head"], precision: Precision
-    ) -> PartFormat:
+    def part_format(self, part: ModelPart, precision: Precision) -> PartFormat:
         """The format of a part's weights: the published one if the checkpoint is in the format of
-        `precision`, else that of `precision`. The head is in 16 bits unless it is published in
-        fewer."""
+        `precision`, else that of `precision`. Tables are in 16 bits unless they are published in
+        fewer, or the format converts them too."""
         published = self.quantization
-        if published is not None and published.weight_dtype == precision.weight_dtype:
+        is_published = (
+            published is not None and published.weight_dtype == precision.weight_dtype
+        )
+        own = precision
+        if part == "embeddings":
+            is_published = False
+        if published is not None and is_published:
             format_of_part: PartFormat = getattr(published, part)
             return format_of_part
-        if part == "head":
+        if precision.format.has_narrow_tables:
+            return self._file_formats(precision.weight_dtype)[part]
+        if part in ("head", "embeddings"):
             own = precision.tables
-        else:
-            own = precision
         return PartFormat(dtype=own.weight_dtype, num_bytes=own.weight_bytes)
 
-    def part_precision(
-        self, part: Literal["mixer", "mlp", "experts", "head"], precision: Precision
-    ) -> Precision:
+    def part_precision(self, part: ModelPart, precision: Precision) -> Precision:
+        own = self.part_format(part, precision)
         return msgspec.structs.replace(
-            precision, weight_dtype=self.part_format(part, precision).dtype
+            precision, weight_dtype=own.dtype, part_bytes=own.num_bytes
         )
+
+    def _file_formats(self, name: str) -> dict[ModelPart, PartFormat]:
+        """Formats of the parts of a file that is converted as a whole, as GGUF files are. A file's
+        own size decides where it is known. Raises ConfigError for a size that no such file has."""
+        known = self._known_file_formats
+        if name not in known:
+            known[name] = self._in_one_file(weight_format(name), name)
+        return known[name]
+
+    @cached_property
+    def _known_file_formats(self) -> dict[str, dict[ModelPart, PartFormat]]:
+        return {}
+
+    def _in_one_file(
+        self, form: WeightFormat, name: str
+    ) -> dict[ModelPart, PartFormat]:
+        weights: dict[ModelPart, float] = {}
+        bits: dict[ModelPart, float] = {}
+        for part in LAYER_PARTS:
+            weights[part] = 0.0
+            bits[part] = 0.0
+            for projection, count in self._matrices(part):
+                size = count * projection.num_parameters
+                weights[part] += size
+                bits[part] += size * form.matrix_bits(
+                    projection, is_expert=part == "experts"
+                )
+        kernels = dict.fromkeys(LAYER_PARTS, form.kernels)
+        if form.experts:
+            kernels["experts"] = form.experts
+        published = self.quantization
+        if published is not None and published.experts.dtype == "mxfp4":
+            # experts that are published in MXFP4 stay so in every file (gpt-oss)
+            kernels["experts"] = published.experts.dtype
+            bits["experts"] = weights["experts"] * 8.0 * published.experts.num_bytes
+        tables: dict[ModelPart, float] = {
+            "head": form.table_bits("output"),
+            "embeddings": form.table_bits("embeddings"),
+        }
+        if self.tie_word_embeddings:
+            tables["embeddings"] = tables["head"]
+        factor = 1.0
+        if form.num_bytes is not None:
+            factor = self._layer_factor(form, name, sum(bits.values()), tables)
+        formats = {}
+        for part in LAYER_PARTS:
+            own = form.usual_bits
+            if weights[part]:
+                own = bits[part] / weights[part]
+            formats[part] = PartFormat(
+                dtype=kernels[part], num_bytes=factor * own / 8.0
+            )
+        for part, own in tables.items():
+            formats[part] = PartFormat(dtype=form.kernels, num_bytes=own / 8.0)
+        return formats
+
+    def _layer_factor(
+        self,
+        form: WeightFormat,
+        name: str,
+        layer_bits: float,
+        tables: dict[ModelPart, float],
+    ) -> float:
+        """By how much a file's layers are larger than its type's usually are."""
+        of_tables = self.embedding_parameters * tables["head"]
+        if not self.tie_word_embeddings:
+            of_tables += self.embedding_parameters * tables["embeddings"]
+        assert form.num_bytes is not None
+        factor = (8.0 * form.num_bytes - of_tables) / layer_bits
+        if not 1.0 / MOST_FILE_FACTOR <= factor <= MOST_FILE_FACTOR:
+            usual = (layer_bits + of_tables) / 8e9
+            raise ConfigError(
+                f"{name}: such a file of {self.name} has about {usual:.3g} GB; is it "
+                "another model's, or a part of several?"
+            )
+        return factor
+
+    def _matrices(self, part: ModelPart) -> list[tuple[Projection, int]]:
+        """A part's matrices that every format converts, each with its number."""
+        matrices = []
+        if part == "mixer":
+            for mixer, count in self.mixers:
+                for projection in mixer.projections(self.hidden_size):
+                    matrices.append((projection, count))
+        for mlp, count in self.feed_forwards:
+            if part == "mlp":
+                for projection in mlp.projections(self.hidden_size):
+                    if projection.name != "router":
+                        matrices.append((projection, count))
+            elif part == "experts" and isinstance(mlp, MixtureOfExperts):
+                inner = mlp.inner_size(self.hidden_size)
+                for projection in mlp.expert.projections(inner):
+                    matrices.append((projection, count * mlp.num_experts))
+        return matrices
 
     @property
     def longest_context(self) -> int:

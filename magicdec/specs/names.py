@@ -75,6 +75,22 @@ GPTQ = {
     "sym": True,
 }
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
+MXFP4 = {
+    "quant_method": "compressed-tensors",
+    "format": "mxfp4-pack-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {
+                "num_bits": 4,
+                "type": "float",
+                "strategy": "group",
+                "group_size": 32,
+            },
+        }
+    },
+    "ignore": ["lm_head"],
+}
 FORMATS: dict[str, dict[str, Any] | None] = {
     "fp8-static-pertensor": {
         "quant_method": "modelopt",
@@ -94,6 +110,7 @@ FORMATS: dict[str, dict[str, Any] | None] = {
     "gptq": GPTQ,
     "nvfp4": NVFP4,
     "fp4": NVFP4,
+    "mxfp4": MXFP4,
     "quantized.w4a16": _integers(4),
     "w4a16": _integers(4),
     "int4": _integers(4),

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import msgspec
 
-from magicdec.specs.device import DTYPE_BYTES, bytes_per_element
+from magicdec.specs.device import bytes_per_element
+from magicdec.specs.formats import WeightFormat, weight_format, weight_format_names
 
 
 class Precision(msgspec.Struct, frozen=True, kw_only=True):
-    """`weight_dtype` is what is read from memory; matrix products run in `compute_dtype` (weights
-    are widened), or in the weights' own format where engine and device do
-    (perfmodel/kernels/gemm.py). Checkpoints in narrow formats keep embeddings and head in 16 bits
-    (`tables`)."""
+    """`weight_dtype` is what is read from memory, a format of specs/formats.py; matrix products run
+    in `compute_dtype` (weights are widened), or in the weights' own format where engine and device
+    do (perfmodel/kernels/gemm.py). Checkpoints in narrow formats keep embeddings and head in 16
+    bits (`tables`)."""
 
     weight_dtype: str = "bf16"
     kv_dtype: str = "bf16"
+    part_bytes: float | None = None
+    """Bytes of a weight on average over a part of a model; None: those of its format."""
 
     def __post_init__(self) -> None:
-        bytes_per_element(self.weight_dtype)
+        weight_format(self.weight_dtype)
         bytes_per_element(self.kv_dtype)
 
     @property
@@ -40,13 +43,32 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tables(self) -> Precision:
         """The precision of embeddings and head."""
-        if self.weight_bytes >= 2.0:
-            return self
-        return msgspec.structs.replace(self, weight_dtype="bf16")
+        if self.format.usual_bits >= 16.0:
+            return msgspec.structs.replace(self, part_bytes=None)
+        return msgspec.structs.replace(self, weight_dtype="bf16", part_bytes=None)
+
+    @property
+    def of_its_type(self) -> Precision:
+        """Without the size of a file, for a network that is not in it."""
+        label = self.weight_dtype.partition("@")[0]
+        return msgspec.structs.replace(self, weight_dtype=label)
+
+    @property
+    def format(self) -> WeightFormat:
+        """How the weights are stored."""
+        return weight_format(self.weight_dtype)
+
+    @property
+    def kernels(self) -> str:
+        """The format whose kernels multiply with such weights."""
+        return self.format.kernels
 
     @property
     def weight_bytes(self) -> float:
-        return bytes_per_element(self.weight_dtype)
+        """Bytes of a weight, its share of scales and zero points included."""
+        if self.part_bytes is not None:
+            return self.part_bytes
+        return self.format.usual_bits / 8.0
 
     @property
     def kv_bytes(self) -> float:
@@ -70,7 +92,9 @@ ENGINE_FORMATS: dict[str, str] = {
     "awq_marlin": "int4",
     "gptq": "int4",
     "gptq_marlin": "int4",
-    "bitsandbytes": "int4",
+    "auto_round": "int4",
+    "inc": "int4",
+    "bitsandbytes": "bnb4",
     "w4a16": "int4",
     "w8a8_int8": "int8",
     "w8a8_fp8": "fp8",
@@ -92,7 +116,8 @@ ENGINE_FORMATS: dict[str, str] = {
 
 def format_name(text: str) -> str:
     """Our name of a number format."""
-    name = text.strip().lower().replace("-", "_")
-    if name in DTYPE_BYTES:
-        return name
+    label, at, size = text.strip().partition("@")
+    name = label.lower().replace("-", "_")
+    if name in weight_format_names():
+        return f"{name}{at}{size}"
     return ENGINE_FORMATS.get(name, text.strip())

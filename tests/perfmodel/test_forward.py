@@ -91,7 +91,7 @@ def test_no_work_costs_only_overheads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "ratio"), [("fp8", 0.5), ("int8", 0.5), ("int4", 0.25)]
+    ("dtype", "ratio"), [("fp8", 0.5), ("int8", 0.5), ("int4", 4.15625 / 16)]
 )
 def test_quantised_weights_shrink_the_bytes_and_the_time(
     dtype: str, ratio: float

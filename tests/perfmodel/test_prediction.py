@@ -147,7 +147,7 @@ def test_a_quantised_self_draft_is_quicker_and_takes_memory() -> None:
         2.0 * (2 * LLAMA.vocab_size + norms) * LLAMA.hidden_size
     )  # embedding, head and norms stay in 16 bits
     assert float(int4.memory.draft_weights_bytes) - wide == pytest.approx(
-        (float(int4.memory.weights_bytes) - wide) / 4, rel=1e-12
+        (float(int4.memory.weights_bytes) - wide) * 4.15625 / 16, rel=1e-12
     )
 
 

@@ -13,17 +13,33 @@ from magicdec.specs.serve_command.llama_cpp import gguf_of
 @pytest.mark.parametrize(
     ("name", "model", "label", "weights"),
     [
-        ("/models/Qwen3-8B-Q4_K_M.gguf", "Qwen3-8B", "Q4_K_M", "int4"),
-        ("unsloth/Qwen3-8B-GGUF:Q8_0", "Qwen3-8B", "Q8_0", "int8"),
-        ("gemma-3-27b-it-UD-Q3_K_XL-00001-of-00002.gguf", "gemma-3-27b-it", "Q3_K_XL", "int4"),
-        ("Llama-3.1-8B-Instruct-IQ4_XS.gguf", "Llama-3.1-8B-Instruct", "IQ4_XS", "int4"),
-        ("gpt-oss-20b-mxfp4.gguf", "gpt-oss-20b", "MXFP4", "int4"),
+        ("/models/Qwen3-8B-Q4_K_M.gguf", "Qwen3-8B", "Q4_K_M", "q4_k_m"),
+        ("unsloth/Qwen3-8B-GGUF:Q8_0", "Qwen3-8B", "Q8_0", "q8_0"),
+        ("gemma-3-27b-it-UD-Q3_K_XL-00001-of-00002.gguf", "gemma-3-27b-it", "UD-Q3_K_XL", "ud_q3_k_xl"),
+        ("Llama-3.1-8B-Instruct-IQ4_XS.gguf", "Llama-3.1-8B-Instruct", "IQ4_XS", "iq4_xs"),
+        ("gpt-oss-20b-mxfp4.gguf", "gpt-oss-20b", "MXFP4", "mxfp4_moe"),
         ("Qwen3-0.6B-BF16.gguf", "Qwen3-0.6B", "BF16", "bf16"),
+        ("gpt-oss-20b-F16.gguf", "gpt-oss-20b", "F16", "f16"),
+        ("a/Qwen3-8B-i1-GGUF/Qwen3-8B.i1-Q4_K_S.gguf", "Qwen3-8B", "Q4_K_S", "q4_k_s"),
         ("ggml-org/Qwen3-0.6B-GGUF", "Qwen3-0.6B", "", None),
     ],
 )  # fmt: skip
 def test_a_gguf_file_tells_its_model_and_its_format(name, model, label, weights):
     assert gguf_of(name) == (model, label, weights)
+
+
+def test_a_file_that_is_here_weighs_what_it_weighs(tmp_path):
+    for name in (
+        "Qwen3-8B-Q4_K_M",
+        "Qwen3-8B-Q4_K_M-00001-of-00002",
+        "Qwen3-8B-Q4_K_M-00002-of-00002",
+        "model",
+    ):
+        (tmp_path / f"{name}.gguf").write_bytes(bytes(25_000))
+    assert gguf_of(f"{tmp_path}/Qwen3-8B-Q4_K_M.gguf").weight_dtype == "q4_k_m@0.025MB"
+    shard = gguf_of(f"{tmp_path}/Qwen3-8B-Q4_K_M-00001-of-00002.gguf")
+    assert shard.weight_dtype == "q4_k_m@0.05MB"
+    assert gguf_of(f"{tmp_path}/model.gguf").weight_dtype == "gguf@0.025MB"
 
 
 @pytest.mark.parametrize(

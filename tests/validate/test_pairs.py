@@ -74,7 +74,7 @@ def test_errors_are_of_predicted_over_measured_speedups(tmp_path):
         ("h100", "h10", r"x\.csv:3: unknown hardware 'h10'"),
         ("vllm", "vlm", r"x\.csv:3: unknown engine 'vlm': did you mean vllm"),
         ("eagle3", "eaglet", r"x\.csv:3: unknown draft 'eaglet'"),
-        (",bf16,bf16,", ",bf17,bf16,", r"x\.csv:3: unknown dtype 'bf17'"),
+        (",bf16,bf16,", ",bf17,bf16,", r"x\.csv:3: unknown format of weights 'bf17'"),
         ("tok_s", "tokens", r"x\.csv:3: unknown unit 'tokens'"),
         (
             ",2.5,",

@@ -87,7 +87,10 @@ class Draft(msgspec.Struct, frozen=True):
     @property
     def precision(self) -> Precision:
         """The draft's formats."""
-        return self.setup.draft_precision or self.setup.precision
+        own = self.setup.precision
+        if self.network is not self.setup.model:
+            own = own.of_its_type
+        return self.setup.draft_precision or own
 
     @property
     def spread(self) -> Parallelism:

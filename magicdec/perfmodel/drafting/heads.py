@@ -160,12 +160,13 @@ class PredictionHeadDraft(HeadDraft, frozen=True):
 
     @property
     def precision(self) -> Precision:
-        own = self.setup.precision
+        own = self.setup.precision.of_its_type
         published = self.setup.model.quantization
         is_published = (
             published is not None and published.weight_dtype == own.weight_dtype
         )
-        if own.weight_bytes < 1.0 and not is_published:
+        is_converted = is_published or own.format.has_narrow_tables
+        if own.weight_bytes < 1.0 and not is_converted:
             own = own.tables
         return self.setup.draft_precision or own
 

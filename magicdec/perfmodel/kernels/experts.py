@@ -53,6 +53,7 @@ class RankExperts(NamedTuple):
     compute_dtype: str = "bf16"
     is_balanced: Any = False
     own_tokens: Any = None
+    weight_bytes: float | None = None
 
 
 def _of_rows(rows: Columns, dtype: str) -> RankExperts:
@@ -156,7 +157,8 @@ class MoeCurve(KernelCurve, frozen=True, kw_only=True):
         )
         rows = tokens * chosen / np.maximum(touched, 1e-9)
         per_expert = work.num_matrices * hidden * width
-        memory_s = touched * per_expert * bytes_per_element(work.weight_dtype)
+        weight_bytes = work.weight_bytes or bytes_per_element(work.weight_dtype)
+        memory_s = touched * per_expert * weight_bytes
         memory_s = memory_s / (self.bandwidth_efficiency * hw.memory_bytes_per_s)
         uneven = 1.0 + self.imbalance * np.minimum(np.sqrt(rows / FULL_ROWS), 1.0)
         fullest = np.where(work.is_balanced, 1.0, uneven)
@@ -183,7 +185,7 @@ def experts_curve(at: Where) -> MoeCurve | None:
     server shows: of the two kinds of fp8 kernels, those that read weights faster. The tables' for
     mxfp4 widen its weights to 16 bits; where products run in it, nvfp4's are its like.
     """
-    own = at.precision.weight_dtype
+    own = at.precision.kernels
     known = MoeCurve.variants(at.hw)
     alike: tuple[str, ...] = (own,)
     if own == "fp8":
@@ -228,10 +230,14 @@ def experts(at: Where, work: RankExperts, *, count: Any = 1.0) -> list[Op]:
     if curve is None:
         return parts
     dtype = matrix_dtype(hw, at.engine, precision)
-    work = work._replace(weight_dtype=precision.weight_dtype, compute_dtype=dtype)
+    work = work._replace(
+        weight_dtype=precision.kernels,
+        compute_dtype=dtype,
+        weight_bytes=precision.weight_bytes,
+    )
     time = curve.seconds(hw, work)
     (variant,) = (name for name, each in MoeCurve.variants(hw).items() if each is curve)
-    basis = MoeCurve.basis(hw, f"{precision.weight_dtype} experts", work, variant)
+    basis = MoeCurve.basis(hw, f"{precision.kernels} experts", work, variant)
     cost = total([part.cost for part in parts])
     cost = cost.times(1.0 / np.asarray(count))
     return [

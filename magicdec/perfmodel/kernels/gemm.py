@@ -75,6 +75,8 @@ class Product(NamedTuple):
     k: Any
     weight_dtype: str = "bf16"
     compute_dtype: str = "bf16"
+    weight_bytes: float | None = None
+    """Bytes of a weight with its share of scales; None: the format's."""
 
 
 class GemmCurve(KernelCurve, frozen=True, kw_only=True):
@@ -154,7 +156,8 @@ class GemmCurve(KernelCurve, frozen=True, kw_only=True):
     ) -> OpTime:
         m, n, k = map(as_array, work[:3])
         compute_dtype = work.compute_dtype
-        weight_bytes = bytes_per_element(work.weight_dtype)
+        stored = bytes_per_element(work.weight_dtype)
+        weight_bytes = work.weight_bytes or stored
         element = bytes_per_element(compute_dtype)
         of_weights = n * k * weight_bytes
         of_inputs = m * k * element
@@ -173,7 +176,7 @@ class GemmCurve(KernelCurve, frozen=True, kw_only=True):
         overhead_s = np.full(memory_s.shape, self.overhead_s)
         if self.tiled:
             used_rows = np.asarray(np.inf)
-            if weight_bytes < element:
+            if stored < element:
                 rate = WEIGHT_ONLY_RATE * rate
                 tokens = as_array(work.m)
                 used_rows = np.ceil(tokens / WEIGHT_ONLY_ROWS) * WEIGHT_ONLY_ROWS
@@ -358,7 +361,7 @@ def matrix_dtype(hw: Device, engine: EngineProfile, precision: Precision) -> str
     """The format that products run in: the weights' own where engine and device have it, else 16 or
     32 bits.
     """
-    own = precision.weight_dtype
+    own = precision.kernels
     if own in engine.kernels.native_formats and hw.computes_in(own):
         return own
     return precision.compute_dtype
@@ -388,7 +391,7 @@ def linear(
         weight_bytes=n * k * precision.weight_bytes,
         activation_bytes=m * (n * written + k * read),
     )
-    work = Product(m, n, k, precision.weight_dtype, dtype)
+    work = Product(m, n, k, precision.kernels, dtype, precision.weight_bytes)
     time = GemmCurve.of(hw, dtype).seconds(hw, work)
     if is_beside:
         work_s = np.maximum(time.time_s - time.overhead_s, 0.0)
@@ -405,8 +408,8 @@ def linear(
 def products_basis(at: Where, work: Product) -> Basis:
     """Where the time of products in a format comes from. No kernel was timed that widens narrow
     weights on the way."""
-    own = at.precision.weight_dtype
-    if at.precision.weight_bytes >= 2.0:
+    own = at.precision.kernels
+    if bytes_per_element(own) >= 2.0:
         return GemmCurve.basis(at.hw, "products in 16 bits", work)
     variant = own
     if work.compute_dtype != own:

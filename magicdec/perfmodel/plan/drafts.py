@@ -29,7 +29,6 @@ from magicdec.perfmodel.plan.standing import (
     Standing,
     has_module,
     packages_of,
-    published_head,
     standing,
 )
 from magicdec.schema.plan import NeedsAcceptance
@@ -42,7 +41,7 @@ from magicdec.specs.catalog import (
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.names import catalog_name
-from magicdec.specs.precision import Precision
+from magicdec.specs.precision import Precision, format_name
 from magicdec.specs.speculation import (
     DRAFT_METHODS,
     HEAD_METHODS,
@@ -105,7 +104,7 @@ def draft_options(
         if draft_model_name(name):
             model = _draft_model(name)
         found = _standing(target, name, kind, request, engine, question, head, model)
-        if not found.starts or found.answer == "accepts nothing":
+        if not found.starts:
             refused.append((found, name))
             continue
         is_hypothetical = found.answer == "not published"
@@ -128,7 +127,9 @@ def draft_options(
             # of a mixture, the task that most tokens are of
             shares = shares_of(question.task)
             asked = asked._replace(task=max(shares, key=lambda task: shares[task]))
-        remarks = [packages_of(engine, name, kind), *found.notes]
+        remarks = [packages_of(engine, name, kind)]
+        if found.answer == "unknown":
+            remarks.append(found.sentence)
         option = DraftOption(
             draft=name,
             method=kind,
@@ -137,7 +138,6 @@ def draft_options(
             acceptance=acceptance,
             draft_tp_size=request.draft_tp_size,
             head=head,
-            least_drafts=found.least_drafts,
             multiple=found.multiple,
             tree=request.tree,
             is_hypothetical=is_hypothetical,
@@ -168,8 +168,6 @@ def _standing(
     is_measured = _measured(draft, method, request) is not None
     if not checkpoint and method in HEAD_METHODS and not is_measured:
         checkpoint = measured_checkpoint(question)
-    if not checkpoint and method == "mtp" and not has_module(target):
-        checkpoint = published_head(target, method)
     asked = AskedDraft(
         draft=draft,
         method=method,
@@ -261,7 +259,7 @@ def _has_other_weights(
     published = "bf16"
     if kind == "mtp":
         published = of_target
-    asked = Precision(weight_dtype=request.draft_weight_dtype)
+    asked = Precision(weight_dtype=format_name(request.draft_weight_dtype))
     return asked.weight_bytes < Precision(weight_dtype=published).weight_bytes
 
 

@@ -99,10 +99,7 @@ def notes(
 
 
 def _start_notes(case: Case, answer: CaseAnswer) -> Iterator[str]:
-    """Notes on whether it fits, on what is not known of the shown draft's checkpoint, and on what
-    that needs."""
-    if case.may_not_fit:
-        yield case.may_not_fit
+    """Notes on what is not known of the shown draft's checkpoint, and on what it needs."""
     shown = answer.choice.left_out or answer.best
     for option in case.options:
         if (option.draft, option.method) == (shown.draft, shown.draft_method):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from magicdec.errors import ConfigError
 from magicdec.naming import draft_by_name
+from magicdec.specs.formats import gguf_format, weight_format
 from magicdec.specs.serve_command.options import LLAMA_CPP
 from magicdec.specs.serve_command.server import ServeCommand, Speculation
 from magicdec.specs.serve_command.start import STARTS
@@ -25,15 +27,15 @@ ON_HOST = frozenset(
 """Options that keep weights or the cache on the host."""
 USUAL_FORMAT = "Q4_K_M"
 """Format of a repository's file that -hf takes, where it names none."""
+ANY_TYPE = "gguf"
+"""A file whose name tells no type."""
 DRAFT_MAX = 16
 """Drafted tokens of a draft model, where the command does not say."""
 FORMAT = re.compile(
-    r"[-_.:](?:UD[-_])?((?:IQ|TQ|Q)\d(?:_\w+)?|MXFP4(?:_\w+)?|NVFP4|BF16|F16|F32)$",
+    r"[-_.:](?:i1-)?((?:UD[-_])?(?:IQ|TQ|Q)\d(?:_\w+)?|MXFP4(?:_\w+)?|NVFP4|BF16|F16|F32)$",
     re.IGNORECASE,
 )
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
-BITS = {"1": 2.0, "2": 3.0, "3": 3.9, "4": 4.8, "5": 5.7, "6": 6.6, "8": 8.5}
-"""Bits of a weight, by the digit of a format's name: block scales and wider tables included."""
 
 
 class Gguf(NamedTuple):
@@ -43,7 +45,7 @@ class Gguf(NamedTuple):
     label: str
     """Its format as it is called; "": the name has none."""
     weight_dtype: str | None
-    """The format that is nearest in bits."""
+    """Its format in data/formats.toml, with the file's own size where it is here."""
 
 
 def gguf_of(name: str) -> Gguf:
@@ -60,20 +62,23 @@ def gguf_of(name: str) -> Gguf:
         found = FORMAT.search(f":{tag}")
         label = found[1] if found is not None else tag
     base = re.sub(r"[-_.]GGUF$", "", base, flags=re.IGNORECASE)
-    return Gguf(base, label.upper(), _format(label.upper()))
+    weights = gguf_format(label)
+    size = _size_of(name)
+    if size:
+        weights = f"{weights or ANY_TYPE}{size}"
+    return Gguf(base, label.upper(), weights)
 
 
-def _format(label: str) -> str | None:
-    if not label:
-        return None
-    if "FP4" in label:
-        return "int4"
-    digit = re.search(r"Q(\d)", label)
-    if digit is None:
-        return "bf16"
-    if BITS.get(digit[1], 16.0) <= 6.0:
-        return "int4"
-    return "int8"
+def _size_of(name: str) -> str:
+    """The size of a file that is here, all its parts together, as formats write it; "" where it is
+    elsewhere."""
+    path = Path(name)
+    parts = [path]
+    if SHARD.search(path.stem):
+        parts = sorted(path.parent.glob(f"{SHARD.sub('-*-of-*', path.stem)}.gguf"))
+    if not path.is_file():
+        return ""
+    return f"@{sum(part.stat().st_size for part in parts) / 1e6:.6g}MB"
 
 
 def llama_cpp_server(said: StatedOptions) -> ServeCommand:
@@ -94,10 +99,11 @@ def llama_cpp_server(said: StatedOptions) -> ServeCommand:
     ]
     if is_usual:
         notes.append(f"-hf {name} names no format: {USUAL_FORMAT} is llama.cpp's own")
-    if gguf.label and gguf.weight_dtype != "bf16":
+    if gguf.weight_dtype not in (None, "bf16", "f16"):
+        kernels = weight_format(gguf.weight_dtype).kernels
         notes.append(
-            f"{gguf.label} is taken for {gguf.weight_dtype}, the nearest in bits; its kernels are not "
-            "modelled"
+            f"{gguf.label or name} has its own bits and the rates of {kernels}: llama.cpp's kernels are "
+            "not modelled"
         )
     on_host = [option for option in said.not_looked_at if option.lstrip("-") in ON_HOST]
     is_on_host = bool(on_host)
