@@ -333,6 +333,7 @@ def _cuda_ceilings(device: str, dtype: str) -> HardwareProfile:
         name=name,
         kind="gpu",
         memory_bytes=float(properties.total_memory),
+        usable_bytes=float(properties.total_memory),
         memory_bytes_per_s=bandwidth,
         flops_per_s={PROFILE_DTYPES[dtype]: rate},
         num_multiprocessors=properties.multi_processor_count,

@@ -23,7 +23,7 @@ from magicdec.live.changes import (
 from magicdec.live.options import OPTIONS
 from magicdec.live.settings import Change, Served, costs_of, slowed, unpriced_costs
 from magicdec.naming import head_named_in
-from magicdec.perfmodel.kernels.profile import counted, load_hardware
+from magicdec.perfmodel.kernels.profile import counted, is_file, load_hardware
 from magicdec.perfmodel.memory import memory_need
 from magicdec.perfmodel.plan.request import Case, PlanRequest
 from magicdec.perfmodel.plan.standing import (
@@ -201,8 +201,9 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
             if starting.method not in (None, speculation.draft):
                 cure = f" ({option_of(engine, starting.method)})"
             refused.append(f"the draft cannot run: {starting.sentence}{cure}")
-        elif starting.answer == "unknown":
+        elif starting.answer == "accepts nothing":
             notes.append(starting.sentence)
+        notes += starting.notes
         package = packages_of(engine, speculation.draft, _method_of(speculation))
         if package and starting.starts:
             notes.append(package)
@@ -219,7 +220,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
             ) from None
         return Check(
             command=command,
-            hardware=str(request.hardware[0]),
+            hardware=request.record().hardware[0],
             num_gpus=command.tp_size * command.pp_size * command.dp_size,
             batch_size=request.batch_sizes[0],
             context_len=request.context_lens[0],
@@ -232,6 +233,8 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
             notes=notes,
         )
     refused += _on_allocated_cache(command, free.case)
+    if free.case.may_not_fit:
+        notes.append(free.case.may_not_fit)
 
     # each change and its gain; every draft is compared with as many users
     alone = free.document.autoregressive
@@ -240,7 +243,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
     changes = []
     if speculation is None or starting is None:
         changes += best_draft(command, free.drafted, alone, "Speculate")
-    elif not starting.starts:
+    elif starting.answer in ("cannot start", "accepts nothing"):
         changes += changes_instead(command, starting, fitting, model, free)
     else:
         own = own_draft(command, fitting, model)
@@ -351,6 +354,7 @@ def _standing(
         tp_size=command.tp_size,
         draft_tp_size=speculation.tp_size,
         pp_size=command.pp_size,
+        settings=(*command.read, *command.without_effect, *speculation.switches),
         exists=True,
     )
     return standing(asked, model, load_engine(command.engine_profile))
@@ -431,6 +435,7 @@ def _request(
 ) -> tuple[PlanRequest, list[str]]:
     """The plan's request for a command under a load, and what was assumed for it."""
     named = load.hardware or _listed_device(command.hardware)
+    device = load_hardware(named or USUAL_HARDWARE[0])
     assumed = []
     batch = load.batch or USUAL_BATCH
     if command.max_num_seqs is not None:
@@ -455,8 +460,8 @@ def _request(
             given["gamma"] = command.speculation.gamma
     request = PlanRequest(
         model=command.model,
-        hardware=(load_hardware(named or USUAL_HARDWARE[0]).name,),
-        engine=command.engine_profile,
+        hardware=(device if is_file(named or "") else device.name,),
+        engine=command.started_engine,
         tp_size=command.tp_size,
         pp_size=pp_size,
         ep_size=command.ep_size,

@@ -99,6 +99,15 @@ def graph_option(command: ServeCommand) -> str:
     return "leave out the option that turns graphs off"
 
 
+def states_option(command: ServeCommand) -> str:
+    """SGLang's setting that keeps recurrent states for its prefix cache and schedules ahead; "": it does."""
+    if not command.keeps_states_between_steps:
+        return ""
+    renamed = "--mamba-radix-cache-strategy"
+    option = renamed if renamed in command.read else "--mamba-scheduler-strategy"
+    return f"{option} extra_buffer"
+
+
 def gamma_option(command: ServeCommand, gamma: int) -> str:
     """The setting that asks for another number of drafted tokens."""
     given = command.read.get("--speculative-config", "{}")

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from magicdec.counts import Z_90
-from magicdec.live.options import OPTIONS, graph_option
+from magicdec.live.options import OPTIONS, graph_option, states_option
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.search import search
@@ -138,6 +138,20 @@ def between_steps(engine: EngineProfile) -> EngineProfile:
     return engine.as_set(PathOptions(is_synchronous=True))
 
 
+def with_nccl(engine: EngineProfile) -> EngineProfile:
+    """The engine that sums over ranks by NCCL."""
+    return engine.as_set(PathOptions(has_custom_all_reduce=False))
+
+
+def runner_of(engine: EngineProfile, served: Served) -> str:
+    """The model runner that an engine takes for a row; "": it has one."""
+    path = engine.path(served.row.draft, served.row.draft_method)
+    model = served.case.model
+    if path.other_runner and (model.is_moe or model.states):
+        return path.other_runner
+    return path.runner
+
+
 def eager_drafter(engine: EngineProfile) -> EngineProfile:
     """The engine whose drafter alone is launched kernel by kernel."""
     return engine.with_constants(
@@ -222,22 +236,41 @@ def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]
     if served is not None:
         path = served.case.engine.path(served.row.draft, served.row.draft_method)
         runs_ahead = path.is_asynchronous
-    if command.is_asynchronous is False and runs_ahead:
+    asynchronous = ""
+    if command.is_asynchronous is False:
+        asynchronous = OPTIONS[command.engine].asynchronous
+        if command.read.get("--distributed-executor-backend") == "ray":
+            asynchronous = "--distributed-executor-backend mp"
+    elif served is not None and served.case.model.states:
+        asynchronous = states_option(command)
+    if asynchronous and runs_ahead:
         advice = _unpriced(
             "Schedule the next step while one runs",
-            OPTIONS[command.engine].asynchronous,
+            asynchronous,
             "the device waits for the host between steps",
         )
         settings.append(Setting(between_steps, advice=advice))
     if served is None:
         return settings
+    # engines' own kernels need every device to reach every other (custom_all_reduce.py of either)
+    reaches = served.case.hardware.link.topology in ("nvlink", "xgmi")
+    sums_itself = served.row.tp_size == 2 or (served.row.tp_size > 2 and reaches)
+    if not command.has_custom_all_reduce and sums_itself:
+        advice = _unpriced(
+            "Sum over the devices by the engine's own kernels, not NCCL's",
+            "leave out --disable-custom-all-reduce",
+            "each layer's sums take longer by NCCL",
+        )
+        settings.append(Setting(with_nccl, advice=advice))
     has_drafter = False
     if served.option is not None:
         has_drafter = draft_of(served.case.setup(served.option)).has_prefill
     speculation = command.speculation
     is_eager = speculation is not None and speculation.is_eager
-    # without graphs the drafter is launched kernel by kernel whatever its own setting
-    if is_eager and has_drafter and has_graphs:
+    # without graphs the drafter is launched kernel by kernel whatever its own setting, and vLLM's V2
+    # runner does not look at it (vllm/v1/worker/gpu of 0.33; gpu_model_runner.py, the V1 runner's, does)
+    runner = runner_of(served.case.engine, served)
+    if is_eager and has_drafter and has_graphs and runner != "V2":
         advice = _unpriced(
             "Capture the drafter's graphs too",
             'leave "enforce_eager" out of --speculative-config',
@@ -414,6 +447,21 @@ def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
             gain_high=gain,
             kind="cost",
         )
+    usual_runner = runner_of(load_engine(command.engine_profile), served)
+    if usual_runner == "V2" and runner_of(served.case.engine, served) == "V1":
+        option = "leave out VLLM_USE_V2_MODEL_RUNNER=0"
+        if command.has_microbatches:
+            option = "leave out --enable-dbo"
+        yield Change(
+            change="Run vLLM's V2 model runner",
+            option=option,
+            reason="Gemma 4 with its module took 3.32 ms a token by V1 for 3.08 by V2 at one user, 3.57 for "
+            "3.49 at 32 (vLLM pull request 43241)",
+            gain=1.05,
+            gain_low=1.02,
+            gain_high=1.08,
+            kind="cost",
+        )
     output_s = (served.case.request.gen_len or USUAL_OUTPUT) * row.tpot_s
     prompt_s = row.decoding.ttft_s
     if command.has_prefix_cache is False and row.context_len >= LONG_PROMPT:
@@ -432,7 +480,16 @@ def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
         )
     engine = served.case.engine
     usual = engine.scheduler.prefill_tokens
-    if most is None or most >= min(usual, row.context_len):
+    options = {
+        OPTIONS[command.engine].chunk: most,
+        "--long-prefill-token-threshold": command.prompt_part_tokens,
+    }
+    parts = {name: part for name, part in options.items() if part is not None}
+    if not parts:
+        return
+    option = min(parts, key=lambda name: parts[name])
+    most = parts[option]
+    if most >= min(usual, row.context_len):
         return
     small = served.row_as(
         engine.with_constants({"scheduler.prefill_tokens": float(most)})
@@ -442,7 +499,7 @@ def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
     gain = (small.decoding.ttft_s + output_s) / (prompt_s + output_s)
     setting = Change(
         change=f"Read prompts in parts of {usual:.0f} tokens, not {most}",
-        option=f"{OPTIONS[command.engine].chunk} {usual:.0f}",
+        option=f"{option} {usual:.0f}",
         reason=f"a prompt of {row.context_len} tokens takes {small.decoding.ttft_s:.2g} s to read, "
         f"not {prompt_s:.2g}",
         gain=None,

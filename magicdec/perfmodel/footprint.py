@@ -5,7 +5,7 @@ A rank keeps at least one KV head, so beyond tp = KV heads the cache per rank no
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -30,13 +30,15 @@ def weights_bytes(
     precision: Precision,
     tp_size: Any,
     spread: Parallelism = TENSOR_PARALLEL,
+    embedding: Literal["device", "host"] = "device",
 ) -> Array:
     """One rank's weights, in the first stage of a pipeline.
 
     Heads, widths, experts and vocabulary rows are split over ranks. Everything else is replicated,
     and so are heads if there are more ranks than heads. One of the two vocabulary tables is on the
     last stage. Scales and zero points count. Embeddings, routers and norms stay in 16 bits when other
-    weights are narrower, unless the format converts embeddings too.
+    weights are narrower, unless the format converts embeddings too. With `embedding` on the host the
+    table that is only looked up in is not counted, and the other is one more layer.
     """
     tp = np.asarray(tp_size, dtype=np.float64)
     wide = precision.tables.weight_bytes
@@ -66,6 +68,14 @@ def weights_bytes(
     )
     of_experts = model.expert_parameters * expert_share(model, tp, spread) * experts
     layers = projected + others / tp * wide + of_experts
+    if embedding == "host":
+        output = tables / tp * (embeddings if model.tie_word_embeddings else head)
+        layer = layers / model.num_hidden_layers
+        # the output is one more layer to llama.cpp, the last of the last stage
+        most = np.ceil((model.num_hidden_layers + 1) / spread.pp)
+        return np.asarray(
+            (most - 1.0) * layer + np.maximum(layer * (spread.pp > 1), output)
+        )
     if spread.pp > 1:
         layers = layers * spread.stage_share(model.num_hidden_layers)
     element = embeddings

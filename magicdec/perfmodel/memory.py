@@ -2,6 +2,9 @@
 
     weights / tp + KV(context + generated) + draft weights / draft tp + draft KV(budget) + workspace
 
+compared with the engine's share of the device's usable memory; an engine that sets memory aside for its
+workspace beforehand (SGLang) has none of it in its share.
+
 A pipeline stage holds its share of the layers. With whole experts a rank holds ceil(E / ranks) of
 E. A rank of a data-parallel group holds all other weights, and the caches of the group's own
 sequences.
@@ -64,7 +67,7 @@ def memory_need(
     budget: Any,
     gamma: Any,
     tp_size: Any,
-    capacity: float = np.inf,
+    capacity: Any = np.inf,
 ) -> MemoryNeed:
     """Bytes of the fullest device when each of `batch` sequences grows to `max_len` tokens (the
     block in flight on top)."""
@@ -94,12 +97,17 @@ def memory_need(
     )
     if spread.dp > 1:
         workspace = workspace + _exchange_bytes(setup, batch * (gamma + 1.0), tp)
+    workspace = workspace + draft.workspace_bytes(kept)
+    if not setup.engine.memory.workspace_in_share:
+        workspace = np.zeros(())
     return MemoryNeed(
-        weights_bytes=weights_bytes(setup.model, setup.precision, tp, spread),
+        weights_bytes=weights_bytes(
+            setup.model, setup.precision, tp, spread, setup.engine.memory.embedding
+        ),
         kv_bytes=of_stage * batch * per_sequence,
         draft_weights_bytes=np.asarray(draft.weights_bytes(tp), dtype=np.float64),
         draft_kv_bytes=np.asarray(draft.cache_bytes(kept), dtype=np.float64),
-        workspace_bytes=workspace + draft.workspace_bytes(kept),
+        workspace_bytes=workspace,
         capacity_bytes=np.asarray(capacity),
     )
 
@@ -136,9 +144,15 @@ def _exchange_bytes(setup: ModelSetup, tokens: Array, tp: Array) -> Array:
     return buffers
 
 
-def capacity_bytes(hw: HardwareProfile, engine: EngineProfile) -> float:
-    """The part of a device's memory that may be planned with."""
-    return hw.memory_bytes * engine.memory.memory_fraction
+def capacity_bytes(hw: HardwareProfile, engine: EngineProfile, ranks: Any = 1) -> Array:
+    """The part of each device's memory that may be planned with, on so many ranks of a group."""
+    usable = hw.usable_memory.num_bytes
+    aside = engine.memory.set_aside_bytes(usable)
+    if aside is None:
+        return np.asarray(usable * engine.memory.memory_fraction)
+    ranks = np.asarray(ranks, dtype=np.float64)
+    per_rank = engine.memory.set_aside_per_rank_bytes
+    return np.maximum(usable - aside - per_rank * ranks, 0.0)
 
 
 def largest_batch(total_at_zero: Any, total_at_one: Any, capacity: Any) -> Array:

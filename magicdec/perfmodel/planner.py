@@ -59,6 +59,7 @@ from magicdec.perfmodel.plan.search import (
     largest_that_runs,
     search,
     with_best_settings,
+    within_memory,
 )
 from magicdec.perfmodel.plan.standing import is_known_in_stages
 from magicdec.perfmodel.plan.tables import (
@@ -178,7 +179,7 @@ def answered(
             )
             ways = []
             for way in resolve(request, model, hardware, options, lengths):
-                ways.append(with_best_settings(way))
+                ways.append(with_best_settings(within_memory(way)))
             tried.append(ways[0])
             try:
                 check_starts(ways[0])

@@ -154,7 +154,7 @@ def largest_active(
             tp_size=tp_size,
         ).total_bytes
 
-    capacity = memory.capacity_bytes(setup.hardware, setup.engine)
+    capacity = memory.capacity_bytes(setup.hardware, setup.engine, tp_size)
     return np.maximum(
         groups * memory.largest_batch(need(0.0), need(1.0), capacity), 1.0
     )

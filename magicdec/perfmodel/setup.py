@@ -52,12 +52,6 @@ class ModelSetup:
             return
         if self.draft_model is None:
             raise ConfigError(f"draft {name} needs the draft's model")
-        if self.draft_model.vocab_size != self.model.vocab_size:
-            raise ConfigError(
-                f"draft {self.draft_model.name} has a vocabulary of {self.draft_model.vocab_size}, "
-                f"{self.model.name} one of {self.model.vocab_size}: a draft needs its target's "
-                "vocabulary"
-            )
 
 
 def precision_of(
@@ -111,8 +105,7 @@ class Setup(ModelSetup):
         **more: Any,
     ) -> Setup:
         """A setup from names or specs: formats by `precision_of`, the draft's model by its name,
-        `more` fields as they are. Raises ConfigError for a name that is not known, or a draft of
-        another vocabulary."""
+        `more` fields as they are. Raises ConfigError for a name that is not known."""
         if not isinstance(model, ModelSpec):
             model = load_model_spec(model)
         if not isinstance(hardware, HardwareProfile):

@@ -341,7 +341,7 @@ def predict(setup: Setup, acceptance: Acceptance | None, points: Points) -> Pred
         budget=at.budget,
         gamma=at.gamma,
         tp_size=at.tp,
-        capacity=capacity_bytes(setup.hardware, setup.engine),
+        capacity=capacity_bytes(setup.hardware, setup.engine, at.tp),
     )
     return Prediction(
         setup=setup,

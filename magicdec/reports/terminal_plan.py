@@ -127,7 +127,8 @@ def _print_why(console: Console, answer: Plan) -> None:
         "workspace": memory.workspace_bytes,
         "of": memory.capacity_bytes,
     }
-    sizes = [f"{label} {format_bytes(size)}" for label, size in parts.items()]
+    # an engine that sets memory aside for its workspace has none in its share
+    sizes = [f"{label} {format_bytes(size)}" for label, size in parts.items() if size]
     console.print(
         f"memory per device: {', '.join(sizes)}; largest batch {memory.largest_batch:.0f} "
         f"(autoregressive {memory.largest_autoregressive_batch:.0f})"

@@ -6,7 +6,7 @@ come is in the curves of a hardware profile (perfmodel/kernels/profile.py).
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -44,6 +44,9 @@ COMPUTE_FALLBACK = {
 """The dtype that another computes in where the device has no rate for it (weights are widened on
 the fly).
 """
+LEAST_LESS = 0.005
+MOST_LESS = 0.02
+"""Parts of nvidia-smi's total, the least and the most, that CUDA does not give to programs."""
 WEIGHT_ONLY = ("int8", "mxfp4", "int4")
 """Formats of weights alone."""
 
@@ -70,6 +73,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         (
             "memory_bytes",
+            "usable_bytes",
             "memory_bytes_per_s",
             "bytes_per_s",
             "between_nodes_bytes_per_s",
@@ -136,6 +140,14 @@ class Link(
         return self.num_gpus_linked or self.num_gpus_per_node
 
 
+class UsableMemory(NamedTuple):
+    """Memory that programs can have."""
+
+    num_bytes: float
+    relative_error: float
+    """0: a program was told this total."""
+
+
 class Device(
     Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
@@ -147,6 +159,10 @@ class Device(
     generation: str = ""
     """Its vendor's name of the architecture; "": not known."""
     memory_bytes: float
+    """The driver's total, as nvidia-smi and rocm-smi print it; nominal where nobody printed it."""
+    usable_bytes: float | None = None
+    """The total that CUDA or ROCm gives to programs, of which engines take their share. None: not
+    known."""
     memory_bytes_per_s: float
     flops_per_s: dict[str, float]
     has_bf16: bool = True
@@ -181,6 +197,17 @@ class Device(
                 raise ValueError(
                     f"'flops_per_s.{dtype}' must be a positive number, not {rate!r}"
                 )
+
+    @property
+    def usable_memory(self) -> UsableMemory:
+        """Memory that engines take their share of."""
+        if self.usable_bytes is not None:
+            return UsableMemory(self.usable_bytes, 0.0)
+        if self.kind == "cpu":
+            return UsableMemory(self.memory_bytes, 0.0)
+        less = (LEAST_LESS + MOST_LESS) / 2.0
+        error = (MOST_LESS - LEAST_LESS) / 2.0
+        return UsableMemory(self.memory_bytes * (1.0 - less), error)
 
     def computes_in(self, dtype: str) -> bool:
         """Whether products of two operands in `dtype` have a rate of their own here."""

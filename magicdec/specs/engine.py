@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -226,6 +226,10 @@ class EngineProfile(
             }
         if options.captured_tokens is not None:
             changes["graphs.captured_tokens"] = options.captured_tokens
+        if not options.has_custom_all_reduce:
+            changes["kernels.allreduce_kernels"] = "nccl"
+        if not options.frees_windows:
+            changes["memory.window_cache"] = "all"
         return self.with_constants(changes)
 
     @property
@@ -292,6 +296,21 @@ class EngineProfile(
             if version_number(newer) >= version_number(bound):
                 profile = _changed(profile, self.before[newer])
         return profile
+
+    def with_costs_of(self, bound: str, *, is_newer: bool) -> EngineProfile:
+        """The profile with the costs of one side of a bound, where a setting has what the other side
+        does; which drafts run does not change."""
+        newest = load_engine(self.name)
+        side = newest.just_before(bound)
+        if is_newer:
+            side = newest.of_version(bound)
+        return self.with_constants(
+            {
+                address: side.constant(address)
+                for address in _addresses(newest.before[bound])
+                if not address.endswith(".runs")
+            }
+        )
 
     def draft(self, draft: str, method: str) -> EngineDraft:
         """How it runs a draft; a kind that it does not name has no settings of its own."""
@@ -367,6 +386,16 @@ def _changed(struct: Any, changes: Mapping[str, Any]) -> Any:
         else:
             values[name] = value
     return msgspec.structs.replace(struct, **values)
+
+
+def _addresses(tables: Mapping[str, Any]) -> Iterator[str]:
+    """The addresses of constants in tables within tables."""
+    for name, value in tables.items():
+        if isinstance(value, Mapping):
+            for address in _addresses(value):
+                yield f"{name}.{address}"
+        else:
+            yield name
 
 
 def version_number(version: str) -> tuple[int, ...]:

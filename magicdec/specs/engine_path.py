@@ -90,6 +90,10 @@ class PathOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Dual-batch overlap, which vLLM's V2 runner does not have."""
     captured_tokens: int | None = None
     """The largest captured size, in tokens."""
+    has_custom_all_reduce: bool = True
+    """Whether the engine sums over ranks by its own kernels, not NCCL's."""
+    frees_windows: bool = True
+    """Whether tokens that left a layer's window give their memory back."""
 
     @property
     def graph_mode(self) -> GraphMode | None:

@@ -1,12 +1,16 @@
 """The tables of an engine profile (specs/engine.py): one struct each, named as in the file."""
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 MAX_VALUE = 1e6
-LIMITS = {"workspace_bytes": 1e15, "memory_fraction": 1.0}
+LIMITS = {
+    "workspace_bytes": 1e15,
+    "set_aside_per_rank_bytes": 1e15,
+    "memory_fraction": 1.0,
+}
 """Largest values of constants other than MAX_VALUE."""
 MAX_ERROR = 10.0
 """A relative error that says nothing any more; beyond it expected times leave the range of numbers."""
@@ -257,6 +261,8 @@ class EnginePaths(EngineTable, frozen=True, kw_only=True):
     """Ranks that a standalone draft runs on unless the speculation says otherwise; None: all."""
     spreads: bool = True
     """Whether it runs the stages of a pipeline, and whole experts with data-parallel attention."""
+    stages_by_itself: bool = False
+    """Whether it spreads a model's layers over all devices that it sees (llama.cpp)."""
     catch_up: Literal["none", "standalone", "always"] = "standalone"
     """Which drafts process the last drafted token after full acceptance (a self-draft may take the
     verified KV).
@@ -365,6 +371,14 @@ class EngineScheduler(EngineTable, frozen=True, kw_only=True):
     """
 
 
+class SetAside(NamedTuple):
+    """Memory that an engine keeps from weights and caches."""
+
+    below_bytes: float
+    """Devices of less memory than this."""
+    num_bytes: float
+
+
 class EngineMemory(EngineTable, frozen=True, kw_only=True):
     """Memory that caches, weights and workspace may take."""
 
@@ -377,9 +391,26 @@ class EngineMemory(EngineTable, frozen=True, kw_only=True):
     spare_slots: int = 0
     """Slots that each cache has beyond the longest sequence and the block in flight."""
     memory_fraction: float = 0.9
-    """Share of the device's memory that weights, caches and workspace may take."""
+    """Share of the device's usable memory that weights, caches and workspace may take."""
+    set_aside: tuple[SetAside, ...] = ()
+    """Memory that is kept from weights and caches, by the device's memory. Empty: the rest of
+    `memory_fraction`."""
+    set_aside_per_rank_bytes: float = 0.0
+    """Memory that is kept from them for each rank of a group, on top."""
+    workspace_in_share: bool = True
+    """Whether the workspace lies within the share, or in what is set aside."""
+    embedding: Literal["device", "host"] = "device"
+    """Where the table of embeddings lies that is only looked up in."""
     workspace_bytes: float = 1e9
     """Context, library buffers and captured graphs, per device."""
+
+    def set_aside_bytes(self, usable_bytes: float) -> float | None:
+        """Memory that is kept from weights and caches on a device of so much. None: the rest of
+        `memory_fraction`."""
+        for below_bytes, num_bytes in self.set_aside:
+            if usable_bytes < below_bytes:
+                return num_bytes
+        return None
 
 
 class EnginePrefixCache(EngineTable, frozen=True, kw_only=True):
@@ -433,10 +464,6 @@ class EngineDraft(EngineTable, frozen=True, kw_only=True):
     """Whether the engine runs it; False where only its settings are known."""
     newest_version: str = ""
     """The newest version that runs it ("0.32"). Empty: no later one is known not to."""
-    not_of: tuple[str, ...] = ()
-    """Architectures of targets whose prediction modules it does not run."""
-    takes_multiples: bool = False
-    """Whether more drafts than a target has prediction modules must be a multiple of them."""
     call: dict[str, str | bool] = {}
     """The engine's settings that ask for it. Empty: those of draft models."""
     runner: str = ""

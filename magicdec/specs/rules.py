@@ -48,6 +48,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     address: str = ""
     """The file of a release, or the thread, that shows it."""
 
+    @property
+    def is_wrong(self) -> bool:
+        return self.kind == "wrong"
+
     def holds(
         self,
         engine: str,
@@ -79,9 +83,6 @@ class Finding(NamedTuple):
 
     kind: FindingKind
     says: str
-    """Empty: it starts, and nothing is to be said."""
-    is_looked_up: bool
-    """Whether somebody looked it up for this engine."""
 
 
 def finding(
@@ -93,11 +94,34 @@ def finding(
     draft_kind: str = "",
     architecture: str = "",
     **values: object,
-) -> Finding:
-    """What is said of a situation in a version of an engine.
+) -> Finding | None:
+    """What is said of a situation in a version of an engine. None: nothing.
 
     `settings` names the options, keys and variables that are given; `values` fill the sentence.
     """
+    rule = rule_for(
+        name,
+        engine,
+        version,
+        settings=settings,
+        draft_kind=draft_kind,
+        architecture=architecture,
+    )
+    if not rule.says:
+        return None
+    return Finding(rule.kind, rule.says.format(**values))
+
+
+def rule_for(
+    name: str,
+    engine: str,
+    version: str = "",
+    *,
+    settings: Collection[str] = (),
+    draft_kind: str = "",
+    architecture: str = "",
+) -> Rule:
+    """The row that speaks of a situation in a version of an engine."""
     for rule in rules_of(name):
         if rule.holds(
             engine,
@@ -106,7 +130,7 @@ def finding(
             draft_kind=draft_kind,
             architecture=architecture,
         ):
-            return Finding(rule.kind, rule.says.format(**values), bool(rule.engine))
+            return rule
     raise AssertionError(f"rules.toml has no row of '{name}' for every engine")
 
 

@@ -168,7 +168,7 @@ LARGE = """python3 -m sglang.launch_server --model-path moonshotai/Kimi-K2.5 --t
 @pytest.mark.parametrize("device", ["8xh100", "8xh200"])
 def test_a_drafts_fault_is_said_first_whatever_fits(device: str) -> None:
     result = check_command(read_serve_command(LARGE), AskedLoad(hardware=device))
-    assert "is a head of EAGLE-3: as EAGLE it accepts nothing" in result.headline
+    assert "is a head of EAGLE-3: it does not load as EAGLE" in result.headline
     does_not_fit = any("does not fit" in problem for problem in result.problems)
     assert does_not_fit == (device == "8xh100")
 
@@ -574,7 +574,9 @@ def test_a_block_is_not_exceeded() -> None:
     }
     text = VLLM.format(model="Qwen/Qwen3-8B", tp=1, config=json.dumps(config))
     result = checked(text, batch=1, context_len=2048)
-    assert "at most 7" in result.headline
+    assert "7 tokens per step" in result.headline
+    assert result.as_it_is is None
+    assert any("accepts next to nothing" in note for note in result.notes)
     options = [change.option for change in result.changes if "dspark" in change.option]
     assert options
     for option in options:

@@ -16,7 +16,7 @@ from magicdec.perfmodel.memory import (
 )
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.engine import load_engine
+from magicdec.specs.engine import ENGINES_DIRECTORY, load_engine
 from magicdec.specs.precision import BF16, Precision
 from magicdec.specs.speculation import MAX_GAMMA, SpeculationSpec
 from tests.perfmodel.passes import forward_pass
@@ -233,3 +233,34 @@ def test_a_convolutions_state_is_in_16_bits_whatever_the_cache_is_in(
     }
     assert float(time[kv_dtype].cost.kv_bytes) == 8 * 2 * state
     assert time[kv_dtype].time_s == time["bf16"].time_s
+
+
+def sglang_s_share(usable_mib: float, tp: int) -> float:
+    """SGLang's own rule for devices of 60 GiB and more, restated from sglang/srt/arg_groups/memory_hook.py of 0.5.23
+    for a model without latent attention."""
+    chunk, captured = (8192, 256) if usable_mib < 160 * 1024 else (16384, 512)
+    sizes = len([*range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64),
+                 *range(1280, 4097, 256), *range(4608, chunk + 1, 512)])  # fmt: skip
+    reserved = 512 + 1.5 * chunk + 2 * captured + 8 * sizes + tp / 8 * 1024
+    return round((usable_mib - max(reserved, 10 * 1024)) / usable_mib, 3)
+
+
+@pytest.mark.parametrize(
+    ("engine", "hardware", "tp", "share"),
+    [
+        ("vllm", "h100-sxm-80gb", 1, 0.92),
+        ("vllm@0.20.0", "h100-sxm-80gb", 8, 0.92),
+        ("vllm@0.19.0", "h100-sxm-80gb", 1, 0.9),
+        ("sglang", "h100-sxm-80gb", 1, sglang_s_share(79.11 * 1024, 1)),
+        ("sglang", "mi355x-288gb", 2, sglang_s_share(287.98 * 1024, 2)),
+        ("sglang", "h20-sxm-96gb", 8, sglang_s_share(97871 * 0.9875, 8)),
+        ("sglang@0.5.2", "h100-sxm-80gb", 4, round(1 - (9.5 + 4 / 2) / 79.11, 3)),
+        ("../unfitted/llama.cpp.toml", "rtx-4090-24gb", 1, 1.0),
+    ],
+)
+def test_the_share_of_memory_is_the_engine_s_own(engine, hardware, tp, share) -> None:
+    if engine.endswith(".toml"):
+        engine = str(ENGINES_DIRECTORY / engine)
+    device = load_hardware(hardware)
+    taken = float(capacity_bytes(device, load_engine(engine), tp))
+    assert taken / device.usable_memory.num_bytes == pytest.approx(share, abs=1e-3)

@@ -457,7 +457,7 @@ def test_a_static_batch_is_slower_than_the_steady_state_when_sequences_differ() 
     ({"draft_budgets": (40_000,)}, "must be below the context 32768"),
     ({"draft_budgets": (2,)}, "must exceed the 4 sink tokens"), ({"draft_method": "snap"}, "did you mean snapkv"),
     ({"draft": "ngram", "draft_method": "topk"}, "has its own method"),
-    ({"draft": "tinyllama-1.1b", "acceptance_rate": 0.7}, "vocabulary of 32000"),
+    ({"draft": "tinyllama-1.1b", "acceptance_rate": 0.7, "engine": "vllm"}, "vocabulary of 32000"),
     ({"acceptance_rate": 1.2}, "between 0 and 1"), ({"acceptance_rate": float("nan")}, "between 0 and 1"),
     ({"tpot_limit_s": -1.0}, "must be above 0"),
     ({"tpot_limit_s": 1e-9, "batch_sizes": ()}, "limits on latency; at batch 1 it takes at least .* per token"),

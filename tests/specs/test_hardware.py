@@ -65,6 +65,37 @@ def test_every_device_of_the_catalog_has_its_datasheet_values():
         assert profile.flops_per_s["bf16"] == pytest.approx(tflops * 1e12, rel=0.005)
 
 
+MIB = 2**20
+GIB = 2**30
+# the driver's total as it was printed in public, and what CUDA or ROCm gave a program there, typed here apart from
+# the catalog; None: not seen
+PRINTED = {
+    "h20-sxm-96gb": (97871 * MIB, None), "gh200-96gb": (97871 * MIB, 97280 * MIB), "gh200-144gb": (None, 153008209920),
+    "h100-nvl-94gb": (95830 * MIB, 93.0 * GIB), "h200-nvl-141gb": (143771 * MIB, None),
+    "h800-sxm-80gb": (81559 * MIB, None), "mi325x-256gb": (None, 255.98 * GIB),
+    "mi350x-288gb": (309220868096, 287.98 * GIB), "mi355x-288gb": (309220868096, 287.98 * GIB),
+    "a40-48gb": (46068 * MIB, None), "l20-48gb": (46068 * MIB, None), "a10-24gb": (23028 * MIB, None),
+    "t4-16gb": (15360 * MIB, 14.75 * GIB), "p40-24gb": (23040 * MIB, None), "strix-halo-128gb": (None, 127 * GIB),
+    "rtx-3090-24gb": (24576 * MIB, 23.56 * GIB), "h100-sxm-80gb": (81559 * MIB, 79.11 * GIB),
+    "l40s-48gb": (46068 * MIB, 44.39 * GIB), "rtx-5090-32gb": (32607 * MIB, 31.37 * GIB),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_memory_is_what_drivers_print_and_programs_are_given(name):
+    total, usable = PRINTED[name]
+    device = load_hardware(name)
+    if total is not None:
+        assert device.memory_bytes == total
+    if usable is not None:
+        assert device.usable_memory == (pytest.approx(usable), 0.0)
+        return
+    # half a percent to two below nvidia-smi's, whatever the device
+    middle, error = device.usable_memory
+    assert middle * (1 - error) == pytest.approx(0.980 * device.memory_bytes, rel=1e-3)
+    assert middle * (1 + error) == pytest.approx(0.995 * device.memory_bytes, rel=1e-3)
+
+
 def test_every_number_of_the_catalog_names_its_source():
     for name in hardware_names():
         profile = load_hardware(name)
@@ -80,6 +111,7 @@ def test_every_number_of_the_catalog_names_its_source():
             if key == "l2_bytes" and not profile.l2_bytes:
                 continue  # Apple states none
             assert re.match(r"(datasheet|measured|computed)", sources[key]), (name, key)
+        assert (profile.usable_bytes is None) == ("usable_bytes" not in sources)
         assert "compared" in sources["checked"], name
         if not name.endswith("-measured"):
             linked = ("memory_bytes", "memory_bytes_per_s", "flops_per_s", "link")

@@ -243,7 +243,7 @@ def load_hardware(name_or_path: str | Path) -> HardwareProfile:
     Raises ConfigError naming the file and the key, or the nearest known name.
     """
     text = str(name_or_path)
-    if "/" in text or text.endswith(".toml"):
+    if is_file(text):
         return _load_file(Path(name_or_path))
     devices = counted(text)
     profile = _of_catalog(_key(devices.name), devices.name)
@@ -256,6 +256,11 @@ def load_hardware(name_or_path: str | Path) -> HardwareProfile:
         profile.link, num_gpus_per_node=devices.num_gpus_per_node
     )
     return msgspec.structs.replace(profile, link=link)
+
+
+def is_file(text: str) -> bool:
+    """Whether a device is given as a file, not by a name."""
+    return "/" in text or text.endswith(".toml")
 
 
 def _key(name: str) -> str:

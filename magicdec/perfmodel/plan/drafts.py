@@ -29,6 +29,7 @@ from magicdec.perfmodel.plan.standing import (
     Standing,
     has_module,
     packages_of,
+    published_head,
     standing,
 )
 from magicdec.schema.plan import NeedsAcceptance
@@ -104,7 +105,7 @@ def draft_options(
         if draft_model_name(name):
             model = _draft_model(name)
         found = _standing(target, name, kind, request, engine, question, head, model)
-        if not found.starts:
+        if not found.starts or found.answer == "accepts nothing":
             refused.append((found, name))
             continue
         is_hypothetical = found.answer == "not published"
@@ -127,9 +128,7 @@ def draft_options(
             # of a mixture, the task that most tokens are of
             shares = shares_of(question.task)
             asked = asked._replace(task=max(shares, key=lambda task: shares[task]))
-        remarks = [packages_of(engine, name, kind)]
-        if found.answer == "unknown":
-            remarks.append(found.sentence)
+        remarks = [packages_of(engine, name, kind), *found.notes]
         option = DraftOption(
             draft=name,
             method=kind,
@@ -138,6 +137,7 @@ def draft_options(
             acceptance=acceptance,
             draft_tp_size=request.draft_tp_size,
             head=head,
+            least_drafts=found.least_drafts,
             multiple=found.multiple,
             tree=request.tree,
             is_hypothetical=is_hypothetical,
@@ -168,6 +168,8 @@ def _standing(
     is_measured = _measured(draft, method, request) is not None
     if not checkpoint and method in HEAD_METHODS and not is_measured:
         checkpoint = measured_checkpoint(question)
+    if not checkpoint and method == "mtp" and not has_module(target):
+        checkpoint = published_head(target, method)
     asked = AskedDraft(
         draft=draft,
         method=method,

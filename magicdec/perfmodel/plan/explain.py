@@ -99,7 +99,10 @@ def notes(
 
 
 def _start_notes(case: Case, answer: CaseAnswer) -> Iterator[str]:
-    """Notes on what is not known of the shown draft's checkpoint, and on what it needs."""
+    """Notes on whether it fits, on what is not known of the shown draft's checkpoint, and on what
+    that needs."""
+    if case.may_not_fit:
+        yield case.may_not_fit
     shown = answer.choice.left_out or answer.best
     for option in case.options:
         if (option.draft, option.method) == (shown.draft, shown.draft_method):

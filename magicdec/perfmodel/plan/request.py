@@ -16,7 +16,7 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.acceptance.believed import Question
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.kernels.profile import HardwareProfile, counted, load_hardware
-from magicdec.perfmodel.plan.standing import is_known_in_stages
+from magicdec.perfmodel.plan.standing import check_ranks, is_known_in_stages
 from magicdec.perfmodel.setup import Cached, Setup, precision_of
 from magicdec.perfmodel.trees import MAX_TREE
 from magicdec.schema.request import Request, check_fields
@@ -147,6 +147,8 @@ class DraftOption:
     draft_tp_size: int | None = None
     head: HeadSpec | None = None
     """Trained head given by --draft-model. None: the usual published head."""
+    least_drafts: int = 1
+    """The smallest gamma: an engine may take no fewer than a head's whole block."""
     multiple: int = 1
     """Number of which larger gammas must be a multiple."""
     tree: TreeSpec | None = None
@@ -244,6 +246,9 @@ class Case:
     options: tuple[DraftOption, ...] = ()
     spread: Parallelism = TENSOR_PARALLEL
     lengths: Lengths
+    may_not_fit: str = ""
+    """What one sequence takes and what there is, where they are too near to tell. Empty: they are
+    not."""
 
     def setup(self, option: DraftOption | None) -> Setup:
         setup = Setup(
@@ -286,9 +291,9 @@ class Case:
         lengths = self.lengths
         groups = self.spread.dp
         held = lengths.max_len(1.0)
-        capacity = memory.capacity_bytes(self.hardware, self.engine)
         batch = np.ones(len(self.tp_sizes))
         tp = np.asarray(self.tp_sizes, dtype=np.float64)
+        capacity = memory.capacity_bytes(self.hardware, self.engine, tp)
         rounds = 1
         if lengths.workload is not None:
             rounds = 3  # the tail of a batch shrinks as it grows
@@ -347,9 +352,10 @@ class Case:
         if self.request.gamma is not None:
             return (self.request.gamma,)
         multiple = option.multiple
+        deepest = deepest_gamma(option.acceptance)
         return tuple(
             gamma
-            for gamma in range(1, deepest_gamma(option.acceptance) + 1)
+            for gamma in range(option.least_drafts, deepest + 1)
             if gamma <= multiple or gamma % multiple == 0
         )
 
@@ -417,12 +423,8 @@ def resolve(
     has_limits = limits != {None} or request.workload is not None
     cases = []
     for layout in ways:
-        is_on_fewer = request.draft_tp_size not in (None, *layout.tp_sizes)
-        if options and is_on_fewer and engine.paths.draft_on_all_ranks:
-            raise ConfigError(
-                f"engine {engine.name} runs a draft on all ranks of its target; leave --draft-tp "
-                f"out, or plan for --engine {DEFAULT_CPU_ENGINE}"
-            )
+        if options:
+            check_ranks(engine, layout.tp_sizes, request.draft_tp_size)
         staged = []
         for option in options:
             pp_size = layout.spread.pp
@@ -442,8 +444,6 @@ def resolve(
             options=tuple(staged),
             lengths=lengths,
         )
-        for option in options:
-            case.setup(option)  # a draft of another vocabulary is refused here
         cases.append(case)
     if hw.kind == "cpu" or is_fixed:
         return cases

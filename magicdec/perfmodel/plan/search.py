@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.errors import CapacityError, either
+from magicdec.perfmodel import memory
 from magicdec.perfmodel.hybrids import repeated_error_s
 from magicdec.perfmodel.lanes import evidence_of
 from magicdec.perfmodel.plan.request import DEFAULT_BATCH, Case, DraftOption
@@ -27,8 +28,10 @@ from magicdec.perfmodel.speedup import BoolArray, Prediction, predict
 from magicdec.schema.evidence import LaneEvidence
 from magicdec.schema.request import MAX_BATCH
 from magicdec.schema.row import Candidate
+from magicdec.specs.device import LEAST_LESS, MOST_LESS
 from magicdec.specs.parallel import valid_tp_sizes
 from magicdec.specs.precision import Precision
+from magicdec.units import GIB
 
 NEARLY_AS_MANY = 0.75
 """Share of the sequences without a draft that a draft must leave room for to set the batch."""
@@ -40,6 +43,9 @@ NUM_SEARCHED_BATCHES = 512
 MAX_CANDIDATES = 1000
 NUM_TRIED_BATCHES = 64
 MAX_SUGGESTED_TP = 64
+MAX_SUGGESTED_STAGES = 16
+MARGIN = 0.03
+"""Part of the memory that may be taken by which nobody can tell whether a server fits."""
 
 
 def same_configuration(row: Candidate, other: Candidate) -> bool:
@@ -373,6 +379,43 @@ def _used(case: Case, result: Prediction) -> Array:
     )
 
 
+def within_memory(case: Case) -> Case:
+    """The case with a word on what one sequence takes, where that is within `MARGIN` of what may be
+    taken; it is then planned on as much memory as it may take at most."""
+    tp = np.asarray(case.tp_sizes, dtype=np.float64)
+    need = memory.memory_need(
+        case.setup(None),
+        batch=float(case.spread.dp),
+        max_len=case.lengths.max_len(1.0),
+        budget=None,
+        gamma=0,
+        tp_size=tp,
+    ).total_bytes
+    capacity = memory.capacity_bytes(case.hardware, case.engine, tp)
+    need, capacity = np.broadcast_arrays(need, capacity)
+    roomiest = int(np.argmin(need / np.maximum(capacity, 1.0)))
+    taken = float(need[roomiest])
+    most = float(capacity[roomiest])
+    if not (1.0 - MARGIN) * most < taken <= (1.0 + MARGIN) * most:
+        return case
+    usable, error = case.hardware.usable_memory
+    of = f"{most / GIB:.1f} GiB"
+    if error:
+        of += (
+            f" ({100 * LEAST_LESS:g} to {100 * MOST_LESS:g} % below nvidia-smi's total)"
+        )
+    may_not_fit = (
+        f"may not fit: {taken / GIB:.1f} of {of} that {case.engine.name} may take of each "
+        f"{case.hardware.name}"
+    )
+    more = max(taken - most, 0.0)
+    share = most / usable
+    hardware = msgspec.structs.replace(
+        case.hardware, usable_bytes=usable + more / share
+    )
+    return dataclasses.replace(case, hardware=hardware, may_not_fit=may_not_fit)
+
+
 def _check_capacity(case: Case) -> None:
     """Raises CapacityError for a case that does not fit even without a draft, and suggests the
     nearest one that does."""
@@ -394,8 +437,18 @@ def _check_capacity(case: Case) -> None:
 
 
 def _what_fits(case: Case) -> str:
-    """The smallest tp size that holds one sequence, and the weight formats that do at this one."""
+    """The smallest number of devices that holds one sequence, and the weight formats that do on
+    these: of what this engine can do."""
     ways = []
+    if case.engine.paths.stages_by_itself:
+        for count in range(case.spread.pp + 1, MAX_SUGGESTED_STAGES + 1):
+            spread = dataclasses.replace(case.spread, pp=count)
+            if dataclasses.replace(case, spread=spread).largest_batches()[0] >= 1:
+                ways.append(f"{count} devices")
+                break
+        if formats_that_fit(case):
+            ways.append("a file of fewer bits")
+        return f"{either([*ways, 'layers on the host (a smaller -ngl)'])} would"
     for size in valid_tp_sizes(
         case.model, MAX_SUGGESTED_TP, case.engine.sampling.vocabulary_multiple
     ):

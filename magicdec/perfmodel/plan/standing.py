@@ -8,15 +8,17 @@ row of the table of heads tells more (specs/heads.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from magicdec.errors import ConfigError
 from magicdec.naming import method_name
 from magicdec.perfmodel.acceptance.belief import plain_model
 from magicdec.perfmodel.acceptance.believed import known_checkpoints
 from magicdec.specs.catalog import load_model_spec, models_that_may_draft
 from magicdec.specs.engine import (
+    DEFAULT_CPU_ENGINE,
     EngineProfile,
     engine_names,
     engines_that_run,
@@ -25,7 +27,7 @@ from magicdec.specs.engine import (
 from magicdec.specs.heads import HeadFacts, facts_of, facts_of_configuration, heads_of
 from magicdec.specs.hub import is_hub_name
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.rules import Finding, finding
+from magicdec.specs.rules import Rule, rule_for
 from magicdec.specs.speculation import (
     HEAD_METHODS,
     OWN_METHOD,
@@ -36,6 +38,10 @@ from magicdec.specs.speculation import (
     draft_kind,
 )
 
+IN_STAGES = "draft in stages"
+MORE_THAN_BLOCK = "more drafts than the block"
+FEWER_THAN_BLOCK = "fewer drafts than the block"
+NO_MULTIPLE = "drafts that are no multiple of the modules"
 UNSAID_MODULES = ("qwen3_next",)
 """Architectures whose checkpoints hold a prediction module that their configurations do not name
 (vLLM reads one of them as `qwen3_next_mtp`)."""
@@ -69,21 +75,25 @@ class AskedDraft:
 
 
 class Standing(NamedTuple):
-    """Whether a draft can be started, and why not."""
+    """Whether a draft can be started, why not, and what is to be known of it if it does."""
 
-    answer: Literal["starts", "unknown", "not published", "cannot start"]
+    answer: Literal["starts", "accepts nothing", "not published", "cannot start"]
     reason: str = ""
-    """Why it does not start, what would have to be trained, or what is not known."""
+    """Why it does not start, why it accepts next to nothing, or what would have to be trained."""
     cure: str = ""
     """The thing to do instead, in words."""
     method: DraftMethod | None = None
     """The method that the checkpoint is of, where another one was asked for."""
     most_drafts: int | None = None
     """Tokens that it proposes at most in a step; None: any number, or not known."""
+    least_drafts: int = 1
+    """Tokens that it proposes at least: the whole block, where an engine takes no fewer."""
     multiple: int = 1
     """Number of which more drafts than it must be a multiple."""
     no_engine_for: tuple[str, str] | None = None
     """The draft and method that this engine does not run. Those that do are the cure."""
+    notes: tuple[str, ...] = ()
+    """Sentences on a draft that starts: what follows, and what is asked."""
 
     @property
     def starts(self) -> bool:
@@ -107,34 +117,83 @@ class Standing(NamedTuple):
         return f"{self.reason}; {cure}"
 
 
+class Situation(NamedTuple):
+    """A situation that the table of rules speaks of (specs/rules.py)."""
+
+    rule: str
+    values: dict[str, object]
+    """Values of the rule's sentence."""
+    cure: str = ""
+    method: DraftMethod | None = None
+    """The method to ask for instead, or again."""
+
+
 def standing(asked: AskedDraft, target: ModelSpec, engine: EngineProfile) -> Standing:
     """Whether a draft can be started for a target in a version of an engine.
 
     Raises ConfigError for a checkpoint's configuration that cannot be read.
     """
-    unable = _unable_engine(asked, target, engine)
+    unable = _unable_engine(asked, engine)
     if unable is not None:
         return unable
-    if asked.model is not None:
-        return _model_standing(asked.model, target)
-    if asked.method not in HEAD_METHODS:
-        return Standing("starts")
-    facts = _facts(asked)
-    if asked.method == "mtp" and _is_targets_own(facts, target):
-        return _module_standing(asked, target, engine)
-    unfit = _unfit(asked, facts, target, engine)
-    if unfit is not None:
-        return unfit
+    facts = HeadFacts(checkpoint="")
+    if asked.model is None and asked.method in HEAD_METHODS:
+        facts = _facts(asked)
+    is_own_module = asked.method == "mtp" and _is_targets_own(facts, target)
+    if is_own_module and not has_module(target):
+        return _without_module(target)
     most = facts.most_drafts
-    if facts.proof and not facts.is_by_name:
-        return _checkpoint_standing(asked, facts, target)
-    if asked.checkpoint and is_named(asked.checkpoint):
-        return _unknown_standing(asked, facts, target)
-    if asked.exists or is_published(target, asked.method):
-        return Standing("starts", most_drafts=most)
+    notes = []
+    reason = ""
+    for situation in _situations(asked, facts, target, engine, is_own_module):
+        rule = _rule(situation.rule, asked, target, engine)
+        says = rule.says.format(
+            engine_name=engine.name, target=target.name, **situation.values
+        )
+        if rule.is_wrong:
+            return Standing(
+                "cannot start",
+                says,
+                situation.cure,
+                method=situation.method,
+                most_drafts=most,
+            )
+        if situation.rule == MORE_THAN_BLOCK:
+            reason = says
+        elif says:
+            notes.append(says)
+    if reason:
+        return Standing(
+            "accepts nothing",
+            reason,
+            f"use {most}",
+            method=asked.method,
+            most_drafts=most,
+            notes=tuple(notes),
+        )
+    least = 1
+    if most is not None and _rule(FEWER_THAN_BLOCK, asked, target, engine).is_wrong:
+        least = most
+    multiple = 1
+    if is_own_module and _rule(NO_MULTIPLE, asked, target, engine).is_wrong:
+        multiple = max(len(target.mtp_layers), 1)
+    is_known = asked.exists or asked.method not in HEAD_METHODS
+    if (
+        is_known
+        or facts.checkpoint
+        or facts.proof
+        or is_published(target, asked.method)
+    ):
+        return Standing(
+            "starts",
+            most_drafts=most,
+            least_drafts=least,
+            multiple=multiple,
+            notes=tuple(notes),
+        )
     return Standing(
         "not published",
-        f"no {_name(asked.method)} head is published for {target.name}: one would have to be "
+        f"no {_name(asked.method)} head of {target.name} is known here: one would have to be "
         "trained first",
         most_drafts=most,
     )
@@ -176,101 +235,209 @@ def packages_of(engine: EngineProfile, draft: str, method: str) -> str:
     )
 
 
-def in_stages(
+def is_known_in_stages(
     engine: EngineProfile,
     draft: str,
-    method: str,
+    method: DraftMethod,
     target: ModelSpec,
     pp_size: int,
-    settings: Collection[str] = (),
-) -> Finding | None:
-    """What is known of a draft in a pipeline of several stages. None: there is one stage."""
-    if pp_size == 1:
-        return None
-    kind = draft_kind(draft, method)
-    return finding(
-        "draft in stages",
-        engine.name,
-        engine.version,
-        settings=settings,
-        draft_kind=kind,
-        architecture=target.architecture,
-        engine_name=engine.name,
-        draft=_name(method) if method in OWN_METHOD else draft,
-        target=target.name,
-        pp=pp_size,
-    )
-
-
-def is_known_in_stages(
-    engine: EngineProfile, draft: str, method: str, target: ModelSpec, pp_size: int
 ) -> bool:
-    """Whether an engine is known to run a draft with this many stages."""
-    found = in_stages(engine, draft, method, target, pp_size)
-    return found is None or (found.kind != "wrong" and found.is_looked_up)
+    """Whether an engine is known to run a draft with this many pipeline stages."""
+    if pp_size == 1:
+        return True
+    asked = AskedDraft(draft=draft, method=method, pp_size=pp_size)
+    rule = _rule(IN_STAGES, asked, target, engine)
+    return bool(rule.engine) and not rule.is_wrong
 
 
-def _unable_engine(
-    asked: AskedDraft, target: ModelSpec, engine: EngineProfile
-) -> Standing | None:
-    """The obstacle that keeps an engine from running this kind of draft, spread like this."""
+def check_ranks(
+    engine: EngineProfile, tp_sizes: tuple[int, ...], draft_tp_size: int | None
+) -> None:
+    """Raises ConfigError for a draft on a number of ranks that the engine does not run with any of
+    these of its target's."""
+    if draft_tp_size is None or draft_tp_size in tp_sizes:
+        return
+    ranks = _on_ranks(max(tp_sizes), draft_tp_size)
+    rule = rule_for(ranks.rule, engine.name, engine.version)
+    if rule.is_wrong:
+        raise ConfigError(
+            f"{rule.says.format(**ranks.values)}; leave --draft-tp out, or plan for --engine {DEFAULT_CPU_ENGINE}"
+        )
+
+
+def _on_ranks(tp_size: int, draft_tp_size: int) -> Situation:
+    """A draft that runs on fewer ranks than its target."""
+    values: dict[str, object] = {"tp": tp_size, "draft_tp": draft_tp_size}
+    rule = "draft on some of its target's ranks"
+    if draft_tp_size == 1:
+        rule = "draft on one of its target's ranks"
+    return Situation(rule, values, f"use {tp_size}")
+
+
+def _unable_engine(asked: AskedDraft, engine: EngineProfile) -> Standing | None:
+    """Why an engine's version does not run this kind of draft."""
     kind = draft_kind(asked.draft, asked.method)
-    if not engine.runs(asked.draft, asked.method):
-        versions = ""
-        if engine.name in engine_names():
-            newest = load_engine(engine.name)
-            versions = newest.versions_that_run(asked.draft, asked.method)
-        if versions:
-            return Standing(
-                "cannot start",
-                f"this version of {engine.name} does not run {kind}",
-                versions,
-            )
-        return Standing(
-            "cannot start",
-            f"engine {engine.name} does not run {kind}",
-            no_engine_for=(asked.draft, asked.method),
-        )
-    staged = in_stages(
-        engine, asked.draft, asked.method, target, asked.pp_size, asked.settings
-    )
-    if staged is not None and staged.kind == "wrong":
-        return Standing(
-            "cannot start", staged.says, "leave the stages or the draft out"
-        )
     tp = asked.tp_size
     draft_tp = asked.draft_tp_size
-    if tp is None or draft_tp is None:
-        return None
-    if draft_tp > tp:
+    if tp is not None and draft_tp is not None and draft_tp > tp:
         return Standing(
             "cannot start",
             f"draft tp {draft_tp} is more than the target's tp {tp}",
             f"use {tp}",
         )
-    if engine.paths.draft_on_all_ranks and draft_tp not in (1, tp):
+    if engine.runs(asked.draft, asked.method):
+        return None
+    versions = ""
+    if engine.name in engine_names():
+        newest = load_engine(engine.name)
+        versions = newest.versions_that_run(asked.draft, asked.method)
+    if versions:
         return Standing(
             "cannot start",
-            f"engine {engine.name} runs a draft on 1 rank or on all {tp}, not on {draft_tp}",
-            f"use {tp}",
-            method=asked.method,
+            f"this version of {engine.name} does not run {kind}",
+            versions,
         )
-    return None
-
-
-def _model_standing(model: ModelSpec, target: ModelSpec) -> Standing:
-    """A draft model, whose tokens must be its target's."""
-    if model.vocab_size == target.vocab_size:
-        return Standing("starts")
-    usable = []
-    for other in map(load_model_spec, models_that_may_draft(target)):
-        if other.num_parameters < target.num_parameters / 2:
-            usable.append(other.name)
     return Standing(
         "cannot start",
-        f"draft {model.name} has a vocabulary of {model.vocab_size}, {target.name} one of "
-        f"{target.vocab_size}: a draft needs its target's vocabulary",
-        f"in the catalog: {', '.join([*usable, SELF])}",
+        f"engine {engine.name} does not run {kind}",
+        no_engine_for=(asked.draft, asked.method),
+    )
+
+
+def _situations(
+    asked: AskedDraft,
+    facts: HeadFacts,
+    target: ModelSpec,
+    engine: EngineProfile,
+    is_own_module: bool,
+) -> Iterator[Situation]:
+    """The situations that a draft is in, those that keep it from starting first."""
+    # its ranks and stages
+    if asked.pp_size > 1:
+        name = _name(asked.method) if asked.method in OWN_METHOD else asked.draft
+        yield Situation(
+            IN_STAGES,
+            {"draft": name, "pp": asked.pp_size},
+            "leave the stages or the draft out",
+        )
+    tp = asked.tp_size
+    draft_tp = asked.draft_tp_size
+    if tp is not None and draft_tp not in (None, tp):
+        yield _on_ranks(tp, draft_tp)._replace(method=asked.method)
+
+    # a model that drafts
+    if asked.model is not None and asked.model.vocab_size != target.vocab_size:
+        usable = []
+        for other in map(load_model_spec, models_that_may_draft(target)):
+            if other.num_parameters < target.num_parameters / 2:
+                usable.append(other.name)
+        yield Situation(
+            "draft's vocabulary",
+            {
+                "draft": asked.model.name,
+                "size": asked.model.vocab_size,
+                "target_size": target.vocab_size,
+            },
+            f"in the catalog: {', '.join([*usable, SELF])}",
+        )
+    if asked.method not in HEAD_METHODS:
+        return
+
+    # the target's own prediction module
+    gamma = asked.gamma or 0
+    head = facts.checkpoint or "the head"
+    if asked.method == "mtp":
+        yield Situation(
+            "prediction module of this architecture",
+            {"architecture_name": target.architecture},
+            "leave the draft out, or choose another one",
+        )
+    if is_own_module:
+        modules = max(len(target.mtp_layers), 1)
+        if gamma > modules and gamma % modules:
+            yield Situation(
+                NO_MULTIPLE,
+                {"modules": modules, "gamma": gamma},
+                f"use {gamma // modules * modules}",
+                asked.method,
+            )
+        return
+    if asked.method == "mtp":
+        yield Situation("prediction module in a checkpoint of its own", {"head": head})
+
+    # a head's shape: as its configuration or the table has it, or as its name suggests
+    known = ", by its name" if facts.is_by_name else ""
+    made_for = "a target " if facts.target is None else f"{facts.target}, "
+    if facts.method is not None and not _is_alike(facts.method, asked.method, engine):
+        yield Situation(
+            f"head of another method{known}",
+            {
+                "head": head,
+                "is_of": _name(facts.method),
+                "asked_as": _name(asked.method),
+            },
+            f"draft with {_name(facts.method)}",
+            facts.method,
+        )
+    elif facts.hidden_size not in (None, target.hidden_size):
+        yield Situation(
+            f"head of another size{known}",
+            {
+                "head": head,
+                "made_for": made_for,
+                "size": facts.hidden_size,
+                "target_size": target.hidden_size,
+            },
+            _head_for(target, asked.method),
+        )
+    elif facts.vocab_size not in (None, target.vocab_size) and not facts.is_by_name:
+        yield Situation(
+            "head of another vocabulary",
+            {
+                "head": head,
+                "made_for": made_for,
+                "size": facts.vocab_size,
+                "target_size": target.vocab_size,
+            },
+            _head_for(target, asked.method),
+        )
+    elif facts.proof and not facts.is_by_name:
+        if facts.target is not None and not _is_same_model(facts.target, target):
+            yield Situation(
+                "head of another model of this shape",
+                {"head": head, "made_for": facts.target},
+            )
+    elif asked.checkpoint and is_named(asked.checkpoint):
+        yield Situation(
+            "head of which nothing but its name is known",
+            {"head": head, "by_name": _by_name(facts, target)},
+        )
+
+    # its block
+    most = facts.most_drafts
+    if most is None or not gamma or gamma == most:
+        return
+    if not facts.checkpoint:
+        head = f"a usual {_name(asked.method)} head"
+    yield Situation(
+        MORE_THAN_BLOCK if gamma > most else FEWER_THAN_BLOCK,
+        {"head": head, "most": most, "gamma": gamma},
+        f"use {most}",
+        asked.method,
+    )
+
+
+def _rule(
+    name: str, asked: AskedDraft, target: ModelSpec, engine: EngineProfile
+) -> Rule:
+    """The row of a situation in this version of an engine."""
+    return rule_for(
+        name,
+        engine.name,
+        engine.version,
+        settings=asked.settings,
+        draft_kind=draft_kind(asked.draft, asked.method),
+        architecture=target.architecture,
     )
 
 
@@ -293,31 +460,14 @@ def _is_targets_own(facts: HeadFacts, target: ModelSpec) -> bool:
     return facts.is_by_name and facts.method is None and facts.target == target.name
 
 
-def _module_standing(
-    asked: AskedDraft, target: ModelSpec, engine: EngineProfile
-) -> Standing:
-    """Multi-token prediction without a checkpoint of its own."""
-    draft = engine.draft(asked.draft, asked.method)
-    if target.architecture in draft.not_of:
+def _without_module(target: ModelSpec) -> Standing:
+    """Multi-token prediction by a target that brings no module along."""
+    for head in heads_of(target.name, "mtp"):
         return Standing(
             "cannot start",
-            f"engine {engine.name} does not run the prediction modules of {target.architecture}",
-            "leave the draft out, or choose another one",
+            f"{target.name} has its prediction module in a checkpoint of its own",
+            f"name {head.checkpoint}",
         )
-    multiple = 1
-    if draft.takes_multiples:
-        multiple = max(len(target.mtp_layers), 1)
-    gamma = asked.gamma or 0
-    if gamma > multiple and gamma % multiple:
-        return Standing(
-            "cannot start",
-            f"{engine.name} takes more drafts than {target.name} has prediction modules "
-            f"({multiple}) in multiples of them, not {gamma}",
-            f"use {gamma // multiple * multiple}",
-            method=asked.method,
-        )
-    if has_module(target):
-        return Standing("starts", multiple=multiple)
     return Standing(
         "cannot start",
         f"{target.name} has no prediction module to draft with: its config.json names none "
@@ -326,82 +476,13 @@ def _module_standing(
     )
 
 
-def _unfit(
-    asked: AskedDraft, facts: HeadFacts, target: ModelSpec, engine: EngineProfile
-) -> Standing | None:
-    """The part of a checkpoint that does not go with the target, the method or gamma."""
-    by = _how_known(facts)
-    head = facts.checkpoint or "the head"
-    if facts.method is not None and not _is_alike(facts.method, asked.method, engine):
-        return Standing(
-            "cannot start",
-            f"{by}{head} is a head of {_name(facts.method)}: as {_name(asked.method)} it accepts "
-            "nothing",
-            f"draft with {_name(facts.method)}",
-            method=facts.method,
-            most_drafts=facts.most_drafts,
-        )
-    if facts.hidden_size not in (None, target.hidden_size):
-        return Standing(
-            "cannot start",
-            f"{by}{head} is made for {_made_for(facts)}of hidden size {facts.hidden_size}, but "
-            f"{target.name} has {target.hidden_size}",
-            _head_for(target, asked.method),
-        )
-    if facts.vocab_size not in (None, target.vocab_size):
-        return Standing(
-            "cannot start",
-            f"{by}{head} is made for {_made_for(facts)}of a vocabulary of {facts.vocab_size}, but "
-            f"{target.name} has {target.vocab_size}",
-            _head_for(target, asked.method),
-        )
-    most = facts.most_drafts
-    if most is not None and asked.gamma is not None and asked.gamma > most:
-        whose = head
-        if not facts.checkpoint:
-            whose = f"a usual {_name(asked.method)} head"
-        return Standing(
-            "cannot start",
-            f"{by}{whose} proposes at most {most} tokens in a step, by the block that it was "
-            f"trained on, not {asked.gamma}",
-            f"use {most} or fewer",
-            method=asked.method,
-            most_drafts=most,
-        )
-    return None
-
-
-def _checkpoint_standing(
-    asked: AskedDraft, facts: HeadFacts, target: ModelSpec
-) -> Standing:
-    """A checkpoint of the right shape, which may still be made for another model of that shape."""
-    if facts.target is None or _is_same_model(facts.target, target):
-        return Standing("starts", most_drafts=facts.most_drafts)
-    return Standing(
-        "unknown",
-        f"{facts.checkpoint} is made for {facts.target}, whose shape {target.name} has: it starts, "
-        "but how much it accepts here is not known",
-        most_drafts=facts.most_drafts,
-    )
-
-
-def _unknown_standing(
-    asked: AskedDraft, facts: HeadFacts, target: ModelSpec
-) -> Standing:
-    """A checkpoint of which nothing but its name is known."""
-    name = asked.checkpoint
-    if facts.is_by_name and facts.target is not None:
-        known = f"by its name it is a head for {facts.target}"
-        if not _is_same_model(facts.target, target):
-            known += f", whose shape {target.name} has"
-    else:
-        known = "its hidden size, vocabulary and block are not known"
-    return Standing(
-        "unknown",
-        f"nothing is known of {name} but its name: {known}",
-        "its config.json would tell (--draft-model)",
-        most_drafts=facts.most_drafts,
-    )
+def _by_name(facts: HeadFacts, target: ModelSpec) -> str:
+    """A checkpoint's target as far as its name tells it."""
+    if not facts.is_by_name or facts.target is None:
+        return "its hidden size, vocabulary and block are not known"
+    if _is_same_model(facts.target, target):
+        return f"by its name it is a head for {facts.target}"
+    return f"by its name it is a head for {facts.target}, whose shape {target.name} has"
 
 
 def _is_alike(method: str, other: str, engine: EngineProfile) -> bool:
@@ -412,19 +493,6 @@ def _is_alike(method: str, other: str, engine: EngineProfile) -> bool:
 def _is_same_model(name: str, target: ModelSpec) -> bool:
     """Whether a head's target is this one, in any tuning or format that heads go by."""
     return plain_model(name) == plain_model(target.name)
-
-
-def _how_known(facts: HeadFacts) -> str:
-    """How surely something is known, as the beginning of a sentence."""
-    if facts.is_by_name:
-        return "by its name "
-    return ""
-
-
-def _made_for(facts: HeadFacts) -> str:
-    if facts.target is None:
-        return "a target "
-    return f"{facts.target}, "
 
 
 def _head_for(target: ModelSpec, method: DraftMethod) -> str:

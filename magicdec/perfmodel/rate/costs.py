@@ -252,7 +252,8 @@ def num_blocks(
         ).total_bytes
 
     fixed = need(0.0)
-    free = memory.capacity_bytes(setup.hardware, setup.engine) - float(fixed)
+    capacity = memory.capacity_bytes(setup.hardware, setup.engine, tp_size)
+    free = float(capacity) - float(fixed)
     of_sequence = float(need(setup.spread.dp) - fixed)
     return max(int(free / of_sequence * mean_len / block_size), 0)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from magicdec.errors import ConfigError
+from magicdec.specs.engine import version_number
 from magicdec.specs.serve_command.llama_cpp import llama_cpp_server
 from magicdec.specs.serve_command.manifest import load
 from magicdec.specs.serve_command.options import (
@@ -38,6 +39,9 @@ MODES = {
     "full_and_piecewise": "whole",
 }
 """vLLM's cudagraph_mode."""
+RAY_RUNS_AHEAD_SINCE = (0, 24)
+"""vLLM's first version whose ray executor is known to schedule ahead by default
+(VLLM_USE_RAY_V2_EXECUTOR_BACKEND in vllm/envs.py of 0.20 and 0.24)."""
 AUTO_BANDS = [[1, 4, 5], [5, 32, 3], [33, 1_000_000, 0]]
 """TensorRT-LLM's AUTO: n-grams, by the number of requests (its tech blog 7)."""
 
@@ -66,6 +70,9 @@ def command_of(start: Start, given: Given) -> ServeCommand:
     max_model_len = None
     if meanings.get("length", "") not in ("-1", "auto"):
         max_model_len = said.count("length")
+    runner = ""
+    if "v2_runner" in meanings:
+        runner = "V2" if said.truth("v2_runner") else "V1"
     memory_fraction = None
     if re.fullmatch(r"0?\.\d{1,6}|1\.0*", meanings.get("memory", "")):
         memory_fraction = float(meanings["memory"])
@@ -84,9 +91,16 @@ def command_of(start: Start, given: Given) -> ServeCommand:
         speculation=stated_speculation(said),
         captured_tokens=_captured(meanings),
         graphs=_graphs(meanings),
-        is_asynchronous=said.truth("asynchronous"),
+        is_asynchronous=_is_asynchronous(said),
         has_prefix_cache=said.truth("prefixes"),
         chunk_tokens=chunk_tokens,
+        prompt_part_tokens=_prompt_part(said),
+        runner=runner,
+        has_microbatches=said.truth("microbatches") is True,
+        has_custom_all_reduce=said.truth("custom_all_reduce") is not False,
+        frees_windows=said.truth("window_cache") is not False,
+        overlaps_drafting=said.truth("overlapped_drafting"),
+        states_strategy=meanings.get("states_strategy", ""),
         memory_fraction=memory_fraction,
         hardware=start.hardware,
         num_gpus=start.num_gpus,
@@ -208,6 +222,22 @@ def _object(text: str | None) -> dict[str, Any]:
 
 
 # Fields
+
+
+def _is_asynchronous(said: StatedOptions) -> bool | None:
+    """Whether the next step is scheduled while one runs; None: nothing is said of it."""
+    version = version_number(said.start.version or "")
+    is_older = bool(version) and version < RAY_RUNS_AHEAD_SINCE
+    if said.meanings.get("executor") == "ray" and is_older:
+        return False
+    return said.truth("asynchronous")
+
+
+def _prompt_part(said: StatedOptions) -> int | None:
+    """The most tokens of one prompt that a step reads; 0 is no bound."""
+    if said.meanings.get("prompt_part", "0") == "0":
+        return None
+    return said.count("prompt_part")
 
 
 def _graphs(meanings: Mapping[str, str]) -> str | None:

@@ -6,11 +6,17 @@ from pathlib import Path
 
 import msgspec
 
-from magicdec.specs.engine import version_number
+from magicdec.specs.engine import EngineProfile, load_engine, version_number
 from magicdec.specs.engine_path import PathOptions
 from magicdec.specs.serve_command.options import LLAMA_CPP, names_of, title_of
 from magicdec.specs.speculation import TreeSpec
 
+DRAFTING_OVERLAPS_SINCE = "0.5.11"
+"""SGLang schedules speculation while the device runs from here on; before, SGLANG_ENABLE_SPEC_V2=1 does
+(sglang/srt/environ.py of 0.5.10)."""
+DRAFTING_ALWAYS_OVERLAPS_SINCE = "0.5.16"
+"""SGLang has no such variable from here on (sglang/srt/arg_groups/speculative_hook.py of 0.5.16)."""
+STATES_BUFFERED_SINCE = (0, 5, 14)
 UNFITTED = Path(__file__).resolve().parents[1] / "data" / "unfitted"
 """Profiles of engines that nobody fitted."""
 
@@ -38,6 +44,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks of the draft, where the command says."""
     is_eager: bool = False
     """Whether the drafter's passes are launched kernel by kernel."""
+    switches: list[str] = []
+    """Keys of its configuration that are turned on."""
     lossy: list[str] = []
     """Settings with which the output is no longer the target's own."""
     contradiction: str = ""
@@ -80,6 +88,20 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     has_prefix_cache: bool | None = None
     chunk_tokens: int | None = None
     """The most tokens of a pass that reads prompts."""
+    prompt_part_tokens: int | None = None
+    """The most tokens of one prompt that a pass reads."""
+    runner: str = ""
+    """"V1" or "V2": vLLM's model runner, where a variable says."""
+    has_microbatches: bool = False
+    """Whether vLLM overlaps two halves of a batch."""
+    has_custom_all_reduce: bool = True
+    """Whether the engine sums over ranks by its own kernels."""
+    frees_windows: bool = True
+    """Whether tokens that left a layer's window give their memory back."""
+    overlaps_drafting: bool | None = None
+    """Whether SGLang schedules speculation while the device runs, where a variable says."""
+    states_strategy: str = ""
+    """SGLang's way to keep recurrent states for its prefix cache, where the command says."""
     memory_fraction: float | None = None
     hardware: str | None = None
     """Device, where the file names it."""
@@ -114,14 +136,43 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.engine}@{self.version}"
 
     @property
-    def path_options(self) -> PathOptions:
-        """Its options that change the path of a step."""
-        return PathOptions(
-            enforce_eager=self.graphs in ("none", "eager"),
-            cudagraph_mode=self.graphs or "",
-            is_synchronous=self.is_asynchronous is False,
-            pp_size=self.pp_size,
+    def started_engine(self) -> EngineProfile:
+        """The engine's profile with the settings that are not weighed one by one (live/settings.py)."""
+        engine = load_engine(self.engine_profile)
+        number = version_number(self.version or "")
+        is_newer = self.overlaps_drafting
+        if number and is_newer is not None:
+            bound = DRAFTING_OVERLAPS_SINCE
+            until = DRAFTING_ALWAYS_OVERLAPS_SINCE
+            is_older = number < version_number(bound)
+            if is_older == is_newer and number < version_number(until):
+                engine = engine.with_costs_of(bound, is_newer=is_newer)
+        if self.memory_fraction is not None:
+            engine = engine.with_constants(
+                {
+                    "memory.memory_fraction": self.memory_fraction,
+                    "memory.set_aside": (),
+                }
+            )
+        return engine.as_set(
+            PathOptions(
+                runner=self.runner,
+                has_microbatches=self.has_microbatches,
+                frees_windows=self.frees_windows,
+            )
         )
+
+    @property
+    def keeps_states_between_steps(self) -> bool:
+        """Whether SGLang's prefix cache of recurrent states takes the overlap away: by "no_buffer", the
+        default before 0.5.14 (sglang/srt/server_args.py of 0.5.10 and 0.5.13)."""
+        if self.engine != "sglang" or self.has_prefix_cache is False:
+            return False
+        strategy = self.states_strategy or "auto"
+        number = version_number(self.version or "")
+        if strategy == "auto" and number:
+            return number < STATES_BUFFERED_SINCE
+        return strategy == "no_buffer"
 
     @property
     def why_not_understood(self) -> str:

@@ -129,6 +129,7 @@ def _of_config(config: Mapping[str, Any], problems: list[str]) -> Speculation | 
         bands=_bands(table) if table else (),
         is_tree=bool(config.get("speculative_token_tree")),
         is_eager=config.get("enforce_eager") is True,
+        switches=[key for key, value in config.items() if value is True],
         lossy=_lossy(config),
     )
 
