@@ -109,6 +109,7 @@ METHODS: Mapping[str, Method] = {
         text="multi-token prediction",
         sort="head",
         has_checkpoint=False,
+        in_names=r"gemma-4.*-assistant",
         plural="MTP",
         short="MTP",
         group="mtp",

@@ -79,7 +79,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Finding(NamedTuple):
-    """What a rule says of one command."""
+    """The sentence of a rule on one command."""
 
     kind: FindingKind
     says: str
@@ -95,7 +95,7 @@ def finding(
     architecture: str = "",
     **values: object,
 ) -> Finding | None:
-    """What is said of a situation in a version of an engine. None: nothing.
+    """The sentence on a situation in a version of an engine. None: nothing is to be said.
 
     `settings` names the options, keys and variables that are given; `values` fill the sentence.
     """

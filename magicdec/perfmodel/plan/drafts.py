@@ -28,6 +28,7 @@ from magicdec.perfmodel.plan.standing import (
     AskedDraft,
     Standing,
     has_module,
+    is_published,
     packages_of,
     published_head,
     standing,
@@ -280,7 +281,7 @@ def _considered(
     if request.names_a_draft:
         return _pairs(request.draft, request.draft_method)
     pairs: list[Any] = list(_pairs(None, None))
-    if has_module(target):
+    if is_published(target, "mtp"):
         pairs.append(("mtp", "mtp"))
     is_narrower = _has_other_weights(request, target, "full", SELF)
     if is_narrower and target.name in model_names():

@@ -206,8 +206,8 @@ def is_named(checkpoint: str) -> bool:
 
 def is_published(target: ModelSpec, method: str) -> bool:
     """Whether a head of this kind is published for a target."""
-    if method == "mtp":
-        return has_module(target)
+    if method == "mtp" and has_module(target):
+        return True
     return bool(known_checkpoints(target.name, method) or heads_of(target.name, method))
 
 
