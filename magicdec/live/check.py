@@ -29,7 +29,7 @@ from magicdec.perfmodel.plan.request import Case, PlanRequest
 from magicdec.perfmodel.plan.standing import (
     AskedDraft,
     Standing,
-    has_module,
+    is_published,
     option_of,
     packages_of,
     standing,
@@ -378,13 +378,13 @@ def _over_all_devices(command: ServeCommand, load: AskedLoad) -> ServeCommand:
 
 
 def _with_own_head(command: ServeCommand, model: ModelSpec) -> ServeCommand:
-    """The command with EAGLE's algorithm and no checkpoint of an EAGLE head read as the model's own
-    prediction module, which SGLang then drafts with.
+    """The command with EAGLE's algorithm and no checkpoint of an EAGLE head read as the model's
+    prediction module, its own or in a checkpoint apart, which SGLang then drafts with.
     """
     speculation = command.speculation
-    if speculation is None or not has_module(model):
+    if speculation is None or not is_published(model, "mtp"):
         return command
-    if speculation.checkpoint and head_named_in(speculation.checkpoint):
+    if head_named_in(speculation.checkpoint or "") not in (None, "mtp"):
         return command
     if command.engine != "sglang" or speculation.draft != "eagle":
         return command

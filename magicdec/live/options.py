@@ -11,7 +11,7 @@ from magicdec.schema.gamma_table import TableGamma
 from magicdec.schema.row import Candidate
 from magicdec.specs.catalog import load_model_spec, served_checkpoint
 from magicdec.specs.engine import load_engine
-from magicdec.specs.heads import facts_of
+from magicdec.specs.heads import facts_of, has_checkpoint
 from magicdec.specs.serve_command import ServeCommand
 
 
@@ -129,7 +129,7 @@ def draft_option(command: ServeCommand, row: Candidate) -> str:
     checkpoint = ""
     if row.draft not in ("self", row.draft_method):
         checkpoint = served_checkpoint(row.draft) or row.draft
-    elif METHODS[row.draft_method].has_checkpoint:
+    elif has_checkpoint(row.draft_method, command.model):
         checkpoint = _head_of(command, row)
     if command.engine == "sglang":
         words = sglang_draft(engine, row, row.gamma, checkpoint)

@@ -45,6 +45,7 @@ from magicdec.schema.plan import UNKNOWN_SITE, Plan, Site
 from magicdec.schema.record import Record
 from magicdec.schema.row import Candidate
 from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.heads import has_checkpoint
 from magicdec.specs.vllm_plugin import DRAFT_CLASS
 from magicdec.units import MICRO
 
@@ -116,7 +117,7 @@ def _vllm_speculation(plan: Deployment, lines: list[str]) -> dict[str, Any]:
     config: dict[str, Any] = dict(engine.draft_call(best.draft_method))
     if best.draft_method == "ngram":
         config |= _lookup_lengths(plan)
-    if method.has_checkpoint:
+    if has_checkpoint(best.draft_method, plan.model):
         config["model"] = head_name(plan, lines)
     config["num_speculative_tokens"] = gamma
     if best.draft_tp_size is not None and best.draft_tp_size != best.tp_size:
@@ -311,12 +312,11 @@ def _sglang(plan: Deployment) -> str:
 def _sglang_draft(plan: Deployment, lines: list[str]) -> Words:
     """The flags of the draft: how it drafts, its checkpoint, gamma and window."""
     best = plan.best
-    method = METHODS[best.draft_method]
     gamma = best.gamma
     if plan.varies and gamma not in {steps for _, _, steps in plan.bands}:
         gamma = plan.max_gamma
     checkpoint = ""
-    if method.has_checkpoint:
+    if has_checkpoint(best.draft_method, plan.model):
         checkpoint = shlex.quote(head_name(plan, lines))
     return sglang_draft(load_engine("sglang"), best, gamma, checkpoint)
 
@@ -407,7 +407,7 @@ def _trtllm(plan: Deployment) -> str:
     if method == "ngram":
         longest = _lookup_lengths(plan)["prompt_lookup_max"]
         config["max_matching_ngram_size"] = longest
-    elif method == "mtp":
+    elif not has_checkpoint(method, plan.model):
         config["num_nextn_predict_layers"] = plan.best.gamma
     else:
         config["speculative_model"] = head_name(plan, lines)

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from magicdec.errors import MagicdecError
-from magicdec.naming import head_named_in
+from magicdec.naming import METHODS, head_named_in
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.hub import cached_config, hub_config, is_hub_name
 from magicdec.specs.names import model_name, named_models, resolve_name
@@ -85,6 +85,20 @@ def _by_checkpoint() -> dict[str, KnownHead]:
     return {head.checkpoint.lower(): head for head in published_heads()}
 
 
+@cache
+def _by_bare_name() -> dict[str, KnownHead]:
+    """The table's heads by the last part of their repositories' names."""
+    return {
+        head.checkpoint.lower().rpartition("/")[2]: head for head in published_heads()
+    }
+
+
+def is_named(checkpoint: str) -> bool:
+    """Whether a text names one checkpoint: a repository, a path, or a file called like a head of the
+    table, not a part of a name."""
+    return "/" in checkpoint or checkpoint.lower() in _by_bare_name()
+
+
 def heads_of(target: str, method: str) -> list[KnownHead]:
     """The table's heads of a kind that were made for a model."""
     name = model_name(target)
@@ -93,6 +107,12 @@ def heads_of(target: str, method: str) -> list[KnownHead]:
         for head in published_heads()
         if (head.target, head.method) == (name, method)
     ]
+
+
+def has_checkpoint(method: str, target: str) -> bool:
+    """Whether a draft of a target lies in a checkpoint of its own, as Gemma 4's prediction modules
+    do."""
+    return METHODS[method].has_checkpoint or bool(heads_of(target, method))
 
 
 def facts_of(checkpoint: str, *, reads_files: bool = True) -> HeadFacts:
@@ -104,20 +124,25 @@ def facts_of(checkpoint: str, *, reads_files: bool = True) -> HeadFacts:
             return facts_of_configuration(checkpoint, at_hand)
     known = _by_checkpoint().get(checkpoint.lower())
     if known is not None:
-        return HeadFacts(
-            checkpoint=checkpoint,
-            method=known.method,
-            hidden_size=known.hidden_size,
-            vocab_size=known.vocab_size,
-            most_drafts=known.most_drafts,
-            target=known.target,
-            proof=known.source,
-        )
+        return _facts_of_row(known, checkpoint, proof=known.source)
     if reads_files:
         at_hub = _configuration(checkpoint, from_hub=True)
         if at_hub is not None:
             return facts_of_configuration(checkpoint, at_hub)
     return _of_name(checkpoint)
+
+
+def _facts_of_row(head: KnownHead, checkpoint: str, *, proof: str) -> HeadFacts:
+    """The facts of a head of the table, for a checkpoint that is it or is called like it."""
+    return HeadFacts(
+        checkpoint=checkpoint,
+        method=head.method,
+        hidden_size=head.hidden_size,
+        vocab_size=head.vocab_size,
+        most_drafts=head.most_drafts,
+        target=head.target,
+        proof=proof,
+    )
 
 
 def _configuration(checkpoint: str, *, from_hub: bool) -> HeadSpec | None:
@@ -159,7 +184,11 @@ def facts_of_configuration(checkpoint: str, head: HeadSpec) -> HeadFacts:
 
 
 def _of_name(checkpoint: str) -> HeadFacts:
-    """The facts that a name states: the kind of head, its block, and a target of the catalog."""
+    """The facts that a name states: those of the table's head of this name, wherever it lies, else
+    the kind of head, its block, and a target of the catalog."""
+    alike = _by_bare_name().get(checkpoint.lower().rstrip("/").rpartition("/")[2])
+    if alike is not None:
+        return _facts_of_row(alike, checkpoint, proof=NAME)
     method = head_named_in(checkpoint)
     target = target_named_in(checkpoint)
     hidden_size = None

@@ -14,6 +14,7 @@ from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.plan.standing import AskedDraft, Standing, has_module, standing
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
+from magicdec.specs.heads import heads_of
 from magicdec.specs.names import named_models
 from magicdec.specs.vllm_plugin import TESTED_VERSIONS, is_tested
 
@@ -56,6 +57,42 @@ def test_a_model_without_a_module_cannot_draft_with_one(
 @pytest.mark.parametrize("model", ["deepseek-v3", "glm-4.5-air", "qwen3-next-80b-a3b"])
 def test_a_model_with_a_module_can(model: str) -> None:
     assert found(model, "mtp", gamma=3).answer == "starts"
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "starts"),
+    [
+        ("vllm", "gemma-4-31b", True),
+        ("vllm@0.21", "gemma-4-12b", True),
+        ("vllm@0.20.1", "gemma-4-31b", False),
+        ("sglang", "gemma-4-26b-a4b", True),
+        ("sglang@0.5.10", "gemma-4-26b-a4b", False),
+        ("trtllm", "gemma-4-31b", True),
+        ("trtllm", "gemma-4-12b", False),
+    ],
+)
+def test_gemma_drafts_with_its_assistant(engine: str, model: str, starts: bool) -> None:
+    """Its prediction module lies in a checkpoint of its own, which the draft has to name."""
+    (head,) = heads_of(model, "mtp")
+    name = head.checkpoint.lower()
+    result = found(model, "mtp", engine=engine, checkpoint=name, exists=True)
+    assert result.starts == starts
+    unnamed = found(model, "mtp", engine=engine, exists=True)
+    assert unnamed.answer == "cannot start"
+    assert head.checkpoint in unnamed.sentence
+    other = found("qwen3-8b", "mtp", engine="vllm", checkpoint=name, exists=True)
+    assert "hidden size" in other.reason
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_a_plan_of_gemma_weighs_its_assistant(engine: str) -> None:
+    options, _ = draft_options(
+        load_model_spec("gemma-4-31b"),
+        PlanRequest(model="gemma-4-31b"),
+        engine=load_engine(engine),
+        context=2048,
+    )
+    assert "mtp" in {option.method for option in options}
 
 
 @pytest.mark.parametrize(

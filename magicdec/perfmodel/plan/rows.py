@@ -26,7 +26,7 @@ from magicdec.perfmodel.intervals import (
 from magicdec.perfmodel.kernels.op import BOUNDS
 from magicdec.perfmodel.lanes import evidence_of
 from magicdec.perfmodel.plan.request import Case
-from magicdec.perfmodel.plan.standing import is_named, published_head
+from magicdec.perfmodel.plan.standing import published_head
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Points, Setup, budgets_of, microbatch
 from magicdec.perfmodel.speedup import BoolArray, Prediction
@@ -44,6 +44,7 @@ from magicdec.schema.row import (
     StepTimes,
     TokenCost,
 )
+from magicdec.specs.heads import is_named
 from magicdec.units import MEGA, SECONDS_PER_HOUR, format_tokens
 
 MEASURED_RANGE = 1.05

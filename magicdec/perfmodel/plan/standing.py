@@ -24,8 +24,13 @@ from magicdec.specs.engine import (
     engines_that_run,
     load_engine,
 )
-from magicdec.specs.heads import HeadFacts, facts_of, facts_of_configuration, heads_of
-from magicdec.specs.hub import is_hub_name
+from magicdec.specs.heads import (
+    HeadFacts,
+    facts_of,
+    facts_of_configuration,
+    heads_of,
+    is_named,
+)
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.rules import Rule, rule_for
 from magicdec.specs.speculation import (
@@ -197,11 +202,6 @@ def standing(asked: AskedDraft, target: ModelSpec, engine: EngineProfile) -> Sta
         "trained first",
         most_drafts=most,
     )
-
-
-def is_named(checkpoint: str) -> bool:
-    """Whether a text names one checkpoint, as a repository or a path, not a part of a name."""
-    return is_hub_name(checkpoint) or "/" in checkpoint
 
 
 def is_published(target: ModelSpec, method: str) -> bool:

@@ -163,12 +163,14 @@ def _draft(meanings: Mapping[str, str]) -> Speculation | None:
     method = meanings.get("method", "").partition(",")[0]
     if method.startswith("ngram"):
         return Speculation(draft="ngram", gamma=gamma)
-    named = draft_by_name(method.removeprefix("draft-")) if method else None
+    checkpoint = meanings.get("draft") or meanings.get("draft_repository")
+    sort = method.removeprefix("draft-").removesuffix("-adaptive")
+    named = draft_by_name(sort) if method else None
     if named is not None:
-        return Speculation(draft=named, gamma=gamma)
+        head = gguf_of(checkpoint).model if checkpoint else None
+        return Speculation(draft=named, gamma=gamma, checkpoint=head)
     if method not in ("", "none", "draft", "draft-simple"):
         raise ConfigError(f"--spec-type {method[:40]} is not planned for")
-    checkpoint = meanings.get("draft") or meanings.get("draft_repository")
     if not checkpoint:
         return None
     return Speculation(draft=gguf_of(checkpoint).model, gamma=gamma or DRAFT_MAX)
