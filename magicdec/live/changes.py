@@ -32,6 +32,7 @@ from magicdec.specs.catalog import is_model
 from magicdec.specs.engine import load_engine
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.serve_command import ServeCommand
+from magicdec.specs.serve_command.speculation import UNKNOWN_DRAFTS
 from magicdec.specs.speculation import MAX_GAMMA, OWN_METHOD
 from magicdec.units import INTERVAL_ENDS, format_count, format_percent
 
@@ -163,10 +164,12 @@ def own_draft(
     speculation = command.speculation
     assert speculation is not None
     if speculation.draft not in OWN_METHOD and not is_model(speculation.draft):
-        return (
-            f"nothing is known of the draft {speculation.draft}, so it is not priced: its "
-            "config.json would tell"
+        cure = (
+            ""
+            if speculation.draft in UNKNOWN_DRAFTS
+            else ": its config.json would tell"
         )
+        return f"nothing is known of the draft {speculation.draft}, so it is not priced{cure}"
     batch = request.batch_sizes[0]
     gamma = speculation.gamma_at(batch)
     asked = msgspec.structs.replace(

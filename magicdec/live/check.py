@@ -25,7 +25,7 @@ from magicdec.live.settings import Change, Served, costs_of, slowed, unpriced_co
 from magicdec.naming import head_named_in
 from magicdec.perfmodel.kernels.profile import counted, is_file, load_hardware
 from magicdec.perfmodel.memory import memory_need
-from magicdec.perfmodel.plan.request import Case, PlanRequest
+from magicdec.perfmodel.plan.request import Case, PlanRequest, on_generation
 from magicdec.perfmodel.plan.standing import (
     AskedDraft,
     Standing,
@@ -42,6 +42,7 @@ from magicdec.specs.engine import load_engine
 from magicdec.specs.formats import weight_format_names
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import format_name
+from magicdec.specs.rules import Finding, finding
 from magicdec.specs.serve_command import ServeCommand, Speculation
 from magicdec.specs.speculation import OWN_METHOD
 from magicdec.tasks import usual_lengths
@@ -56,8 +57,14 @@ ASSUMED_CONTEXT = 4096
 assumed."""
 GIVEN_ACCEPTANCE = ("acceptance_rate", "accept_length", "drafted_share")
 """Names by which a load states the acceptance of the command's own draft."""
+BY_BLOCK = ("dflash", "dspark")
+"""Drafts whose checkpoints tell the number of tokens where a command states none."""
 CACHE_STEP = 256
 """Tokens to which llama.cpp rounds its cache."""
+LENGTH_OVERRIDES = frozenset(
+    ("--hf-overrides", "--rope-scaling", "--json-model-override-args")
+)
+"""Options that may set how many tokens a model reads."""
 AS_PUBLISHED = ("compressed-tensors", "modelopt", "auto")
 """Values of --quantization that leave the format to the checkpoint."""
 
@@ -100,6 +107,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     largest first: of those to the draft one can be made, and after it no other gains. Chances, and
     changes without a price, last."""
     problems: list[str]
+    """Settings with which the server does not start."""
+    asked: list[str]
+    """Questions on which the price depends."""
     not_understood: list[str]
     notes: list[str]
 
@@ -204,11 +214,19 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         elif starting.answer == "accepts nothing":
             notes.append(starting.sentence)
         notes += starting.notes
+        most = starting.most_drafts
+        if speculation.gamma is None and most and speculation.draft in BY_BLOCK:
+            speculation = msgspec.structs.replace(speculation, gamma=most)
+            command = msgspec.structs.replace(command, speculation=speculation)
         package = packages_of(engine, speculation.draft, _method_of(speculation))
         if package and starting.starts:
             notes.append(package)
     notes += command.notes
-    problems = [*command.problems, *_on_command(command, load, model)]
+    problems = list(command.problems)
+    asked = list(command.asked)
+    said = {"wrong": problems, "note": notes, "asked": asked}
+    for found in _on_command(command, load, request, model):
+        said[found.kind].append(found.says)
     try:
         free = answered(without_acceptance(request, gamma=None), model, [])[0][0]
     except CapacityError as error:
@@ -229,12 +247,16 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
             without_draft=None,
             changes=in_order(unpriced_costs(command)),
             problems=[*refused, fault, *problems],
+            asked=asked,
             not_understood=command.not_understood,
             notes=notes,
         )
     refused += _on_allocated_cache(command, free.case)
     if free.case.may_not_fit:
         notes.append(free.case.may_not_fit)
+    of_generation = on_generation(free.case)
+    if of_generation is not None:
+        notes.append(of_generation.says)
 
     # each change and its gain; every draft is compared with as many users
     alone = free.document.autoregressive
@@ -279,14 +301,6 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         is_small = change.gain is not None and change.gain < NOTEWORTHY
         if change.kind != "gain" or not is_small:
             named.append(change)
-    device = free.case.hardware
-    dtype = command.read.get("--dtype", "auto")
-    if not device.has_bf16 and command.engine != "llama.cpp":
-        without_bf16 = f"{device.name} cannot compute in bf16"
-        if format_name(dtype) == "bf16":
-            refused.append(f"dtype {dtype}: {without_bf16} (--dtype half)")
-        elif format_name(dtype) != "fp16":
-            notes.append(f"{without_bf16}: priced in fp16 (--dtype half)")
     return Check(
         command=command,
         hardware=alone.hardware,
@@ -298,6 +312,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         without_draft=without_draft,
         changes=in_order(named),
         problems=[*refused, *problems],
+        asked=asked,
         not_understood=command.not_understood,
         notes=[*notes, *_on_users(command, load, request, free)],
     )
@@ -354,7 +369,7 @@ def _standing(
         tp_size=command.tp_size,
         draft_tp_size=speculation.tp_size,
         pp_size=command.pp_size,
-        settings=(*command.read, *command.without_effect, *speculation.switches),
+        settings=command.settings.union(speculation.switches),
         exists=True,
     )
     return standing(asked, model, load_engine(command.engine_profile))
@@ -508,30 +523,55 @@ def _listed_device(name: str | None) -> str | None:
         return None
 
 
-def _on_command(command: ServeCommand, load: AskedLoad, model: ModelSpec) -> list[str]:
-    """A device that is not known, another number of devices than the command uses, a longest sequence
-    that the model does not read, and settings of a draft that contradict each other."""
-    problems = []
+def _on_command(
+    command: ServeCommand, load: AskedLoad, request: PlanRequest, model: ModelSpec
+) -> list[Finding]:
+    """What the rules say of its devices, its longest sequence and its number format."""
+    found: list[Finding] = []
+
+    def find(name: str, **values: object) -> None:
+        version = command.version or ""
+        says = finding(
+            name, command.engine, version, settings=command.settings, **values
+        )
+        if says is not None:
+            found.append(says)
+
+    # devices
     named = load.hardware
     if named is None and command.hardware is not None:
         named = _listed_device(command.hardware)
         if named is None:
-            problems.append(
-                f"devices: {command.hardware}, which the file asks for, is not in the catalog "
-                "(--hardware)"
-            )
+            find("a device that is not known", device=command.hardware)
     needed = command.tp_size * command.pp_size * command.dp_size
-    granted = counted(named or "").num_gpus or command.num_gpus
-    if granted is not None and granted != needed:
-        problems.append(f"devices: the command uses {needed}, but {granted} are given")
+    granted = counted(named or "").num_gpus or command.num_gpus or needed
+    if granted < needed:
+        find("fewer devices than are used", needed=needed, granted=granted)
+    elif granted > needed:
+        find("more devices than are used", needed=needed, granted=granted)
+
+    # its longest sequence
     most = command.max_model_len
     if most is not None and most > model.longest_context:
-        problems.append(
-            f"max-model-len {most} is more than the {model.longest_context} tokens that {model.name} reads"
+        is_overridden = command.settings & LENGTH_OVERRIDES
+        find(
+            "longer by an override" if is_overridden else "longer than the model reads",
+            option=command.option_of("length"),
+            length=most,
+            longest=model.longest_context,
+            model=model.name,
         )
-    if command.speculation is not None and command.speculation.contradiction:
-        problems.append(command.speculation.contradiction)
-    return problems
+
+    # the format that it computes in
+    device = request.hardware[0]
+    if isinstance(device, str):
+        device = load_hardware(device)
+    dtype = command.read.get("--dtype", "auto")
+    if not device.has_bf16 and format_name(dtype) == "bf16":
+        find("no bf16", option="--dtype", dtype=dtype, device=device.name)
+    elif not device.has_bf16 and format_name(dtype) != "fp16":
+        find("no bf16, and none asked for", device=device.name)
+    return found
 
 
 def _lengths(load: AskedLoad, longest: int) -> tuple[int, int, list[str]]:

@@ -46,6 +46,8 @@ def lines_of(result: Check) -> Iterator[TextLine]:
     if alone is not None and result.command.speculation is not None:
         time = format_seconds(alone.between_tokens_s)
         yield TextLine(f"without a draft: {time} per token", "without a draft")
+    for question in result.asked:
+        yield TextLine(f"asked: {question}", "asked")
     if result.assumed:
         yield TextLine(f"assumed: {', '.join(result.assumed)}", "assumed")
     for change in result.changes:

@@ -111,9 +111,9 @@ def _why_not(choice: Choice) -> str:
 
 
 def unpublished(row: Candidate) -> str:
-    """Why a draft is not run that nobody published for the model."""
+    """Why a draft is not run of which no head for the model is known."""
     kind = method_name(row.draft_method)
-    return f"no {kind} head is published for this model, one would have to be trained first"
+    return f"no {kind} head of this model is known here: one would have to be trained first"
 
 
 # Other drafts

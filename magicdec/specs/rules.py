@@ -38,7 +38,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     drafts: tuple[str, ...] = ()
     """Kinds of drafts that it is of. Empty: all."""
     of: tuple[str, ...] = ()
-    """Architectures of targets that it is of. Empty: all."""
+    """Architectures of targets, or generations of devices, that it is of. Empty: all."""
     not_of: tuple[str, ...] = ()
     """Architectures of targets that it is not of."""
     unless: str = ""

@@ -341,12 +341,13 @@ def test_a_task_brings_the_lengths_of_a_usual_request() -> None:
     assert result.as_it_is.requests is not None
 
 
-def test_a_settings_file_that_is_not_here_is_a_problem_and_the_rest_is_answered() -> (
+def test_a_settings_file_that_is_not_here_is_asked_for_and_the_rest_is_answered() -> (
     None
 ):
     text = "trtllm-serve meta-llama/Llama-3.1-8B-Instruct --extra_llm_api_options not-here.yaml"
     result = checked(text)
-    assert any("not-here.yaml is not here" in problem for problem in result.problems)
+    assert result.problems == []
+    assert any("not-here.yaml is not here" in asked for asked in result.asked)
     assert result.as_it_is is not None
     assert not result.as_it_is.is_speculative
 
@@ -439,8 +440,8 @@ def test_a_file_of_options_that_is_not_here_is_said_first() -> None:
         "trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --extra_llm_api_options none.yml"
     )
     check = check_command(command, AskedLoad(hardware="b200"))
-    assert "none.yml is not here" in check.headline
-    assert check.advice.startswith("If none.yml sets no draft: Speculate with ")
+    assert "none.yml is not here" in check.asked[0]
+    assert check.headline.startswith("If none.yml sets no draft: Speculate with ")
 
 
 SGLANG = (

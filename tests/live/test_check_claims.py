@@ -52,6 +52,7 @@ CLAIMS = {
         "without_draft.decoding",
         "without_draft.requests",
     ),
+    "asked": ("asked",),
     "assumed": ("assumed",),
     "note": ("notes",),
     "not understood": ("not_understood", "command.engine"),

@@ -48,7 +48,7 @@ def check_of(changes: list[Change], **fields: Any) -> Check:
     usual: dict[str, Any] = {
         "command": PLAIN, "hardware": "h100-sxm-80gb", "num_gpus": 1, "batch_size": 8, "context_len": 4096,
         "assumed": [], "as_it_is": found_of().drafts[0].rows[0], "without_draft": found_of().drafts[0].rows[0],
-        "changes": changes, "problems": [], "not_understood": [], "notes": [],
+        "changes": changes, "problems": [], "asked": [], "not_understood": [], "notes": [],
     }  # fmt: skip
     return Check(**usual | fields)
 
@@ -359,7 +359,8 @@ def test_the_lines_hold_all_that_was_found_once(
         for number, change in enumerate(changes)
     ]  # fmt: skip
     fields: dict[str, Any] = {
-        "problems": ["p"] if problems else [], "notes": ["n"], "assumed": ["a", "b"], "not_understood": ["--x"],
+        "problems": ["p"] if problems else [], "notes": ["n"], "asked": ["q"], "assumed": ["a", "b"],
+        "not_understood": ["--x"],
     }  # fmt: skip
     if not runs:
         fields["as_it_is"] = None
@@ -381,6 +382,7 @@ def test_the_lines_hold_all_that_was_found_once(
         assert f"why: {first.reason}" in texts
     assert "assumed: a, b" in texts
     assert "note: n" in texts
+    assert "asked: q" in texts
     assert any(text.startswith("not understood (") and text.endswith("): --x") for text in texts)  # fmt: skip
     assert any(text.startswith("as it is: ") for text in texts) == runs
     assert not any(text.startswith("without a draft") for text in texts)

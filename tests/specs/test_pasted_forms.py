@@ -383,8 +383,10 @@ def test_a_value_that_is_set_resolves_it() -> None:
 def test_an_open_limit_is_said_and_the_rest_is_read() -> None:
     command = read("vllm serve m -tp 2 --max-num-seqs $MOST")
     assert (command.tp_size, command.max_num_seqs) == (2, None)
-    (problem,) = command.problems
-    assert problem.startswith("--max-num-seqs is not known: $MOST is set nowhere")
+    assert command.problems == []
+    (asked,) = command.asked
+    assert asked.startswith("--max-num-seqs is not known: $MOST is set nowhere")
+    assert asked.endswith("--set MOST=64")
 
 
 def test_nothing_that_may_change_the_server_passes_in_silence() -> None:

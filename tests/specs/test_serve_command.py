@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -249,26 +250,27 @@ def test_an_object_whose_quotes_a_shell_took_is_read() -> None:
 @pytest.mark.parametrize(
     ("checkpoint", "draft", "said"),
     [
-        ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "eagle3", []),
-        ("yuhuili/EAGLE-LLaMA3.1-Instruct-8B", "eagle", []),
-        ("deepseek-ai/dspark_qwen3_8b_block7", "dspark", []),
-        ("someone/qwen3-8b-EAGLE-3-v2", "eagle3", ["vLLM takes this one for eagle;"]),
-        ("someone/qwen3-8b-p-eagle", "p-eagle", ["no method is given; by its name"]),
+        ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "eagle3", ""),
+        ("yuhuili/EAGLE-LLaMA3.1-Instruct-8B", "eagle", ""),
+        ("deepseek-ai/dspark_qwen3_8b_block7", "dspark", ""),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B", ""),
+        ("/models/eagle3/qwen3-8b", "eagle3", "for EAGLE-3, as its path says"),
+        ("someone/qwen3-8b-EAGLE-3-v2", "eagle", "by its name it is EAGLE-3"),
+        ("someone/qwen3-8b-p-eagle", "p-eagle", "goes by the architecture"),
     ],
 )
-def test_vllm_finds_the_method_of_a_head_in_its_name(
-    checkpoint: str, draft: str, said: list[str]
+def test_vllm_finds_the_method_of_a_head_in_its_path(
+    checkpoint: str, draft: str, said: str
 ) -> None:
-    """By the first of "eagle-", "eagle3", "dflash", "dspark" (vllm/config/speculative.py of 0.32)."""
+    """By the first of "eagle-", "eagle3", "dflash", "dspark" (vllm/config/speculative.py of 0.33); what a name
+    tells beside it is a note."""
     config = {"model": checkpoint, "num_speculative_tokens": 3}
     command = read_serve_command(
         f"vllm serve Qwen/Qwen3-8B --speculative-config '{json.dumps(config)}'"
     )
     assert command.speculation is not None
-    assert command.speculation.draft == draft
-    assert len(command.problems) == len(said)
-    for problem, text in zip(command.problems, said, strict=True):
-        assert text in problem
+    assert (command.speculation.draft, command.problems) == (draft, [])
+    assert [said in note for note in command.notes] == [True] * bool(said)
 
 
 def test_a_window_of_a_head_is_read() -> None:
@@ -282,28 +284,117 @@ def test_a_window_of_a_head_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "topk", "tokens", "named"),
+    ("algorithm", "steps", "topk", "tokens", "gamma", "kind", "said"),
     [
-        (3, 1, 4, ""),
-        (3, 1, 8, "8 is not taken"),
-        (3, 2, 11, ""),
-        (3, 2, 12, "give: 11"),
-        (1, 4, 5, ""),
-        (1, 4, 6, "give: 5"),
+        ("EAGLE3", 3, 1, 4, 3, "", ""),
+        ("EAGLE3", 3, 1, 8, 3, "note", "8 is not taken"),
+        ("EAGLE3", 3, 2, 11, 10, "", ""),
+        ("EAGLE3", 3, 2, 12, 11, "wrong", "give: 11"),
+        ("EAGLE3", 1, 4, 5, 4, "", ""),
+        ("EAGLE3", 1, 4, 6, 5, "wrong", "give: 5"),
+        ("EAGLE3", None, 1, 4, 3, "wrong", "without --speculative-num-steps"),
+        ("DFLASH", 1, 1, 16, 15, "", ""),
+        ("DFLASH", None, 1, 16, 15, "", ""),
+        ("DSPARK", 1, 1, 8, 7, "", ""),
+        ("DSPARK", None, 1, None, None, "", ""),
+        ("NGRAM", None, 1, 12, 11, "", ""),
     ],
 )
-def test_numbers_of_a_draft_that_contradict_each_other_are_named(
-    steps: int, topk: int, tokens: int, named: str
+def test_the_numbers_of_a_draft_in_sglang(
+    algorithm: str,
+    steps: int | None,
+    topk: int,
+    tokens: int | None,
+    gamma: int | None,
+    kind: str,
+    said: str,
 ) -> None:
-    """SGLang: one step of top-k k has k candidates, each further one k squared; all and the root may be verified."""
-    speculation = read_serve_command(
-        "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --speculative-algorithm EAGLE3 "
-        f"--speculative-num-steps {steps} --speculative-eagle-topk {topk} "
-        f"--speculative-num-draft-tokens {tokens}"
-    ).speculation
-    assert speculation is not None
-    assert bool(named) == bool(speculation.contradiction)
-    assert named in speculation.contradiction
+    """EAGLE: one step of top-k k has k candidates, each further one k squared; all and the root may be
+    verified; a chain's number follows its steps. DFLASH and DSPARK draft a block in one step
+    (arg_groups/speculative_hook.py of 0.5.23)."""
+    text = f"python -m sglang.launch_server --model-path Qwen/Qwen3-8B --speculative-algorithm {algorithm} "
+    for name, value in (("steps", steps), ("draft-tokens", tokens)):
+        if value is not None:
+            text += f"--speculative-num-{name} {value} "
+    command = read_serve_command(f"{text} --speculative-eagle-topk {topk}")
+    assert command.speculation is not None
+    assert command.speculation.gamma == gamma
+    found = {"wrong": command.problems, "note": command.notes}
+    for name, sentences in found.items():
+        assert [said in sentence for sentence in sentences] == [True] * (name == kind)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3}, []),
+        ({"method": "eagle3", "model": "a/b"}, ["has no num_speculative_tokens"]),
+        ({"method": "eagle3", "num_speculative_tokens": 3}, ["no model for EAGLE-3"]),
+        ({"method": "eagle3", "num_speculative_tokens": 0}, ["asks for 1 or more"]),
+        ({"method": "mtp", "num_speculative_tokens": 1}, []),
+        ({"method": "mtp"}, ["has no num_speculative_tokens"]),
+        ({"method": "mtp", "model": "a/b"}, []),
+        ({"method": "dspark", "model": "a/b_block7"}, []),
+        ({"method": "dspark"}, ["has no num_speculative_tokens"]),
+        ({"method": "dflash", "model": "a/b"}, ["has no num_speculative_tokens"]),
+        ({"method": "ngram"}, ["has no num_speculative_tokens"]),
+        ({"method": "suffix"}, []),
+        ({"method": "medusa", "model": "a/b", "num_speculative_tokens": 3}, ["medusa"]),
+        ({"method": "custom_class", "model": "a.B", "num_speculative_tokens": 3}, []),
+    ],
+)
+def test_what_vllm_asks_of_a_speculative_config(
+    config: dict[str, Any], said: list[str]
+) -> None:
+    """A number but where a checkpoint tells it, a model but where the target brings one (0.15 to 0.33)."""
+    text = f"vllm serve Qwen/Qwen3-8B --speculative-config '{json.dumps(config)}'"
+    problems = read_serve_command(text).problems
+    assert len(problems) == len(said)
+    for problem, words in zip(problems, said, strict=True):
+        assert words in problem
+
+
+def test_a_dropped_method_is_no_fault_of_older_versions() -> None:
+    config = '{"method": "medusa", "model": "a/b", "num_speculative_tokens": 3}'
+    text = (
+        f"docker run vllm/vllm-openai:v0.24.0 --model m --speculative-config '{config}'"
+    )
+    command = read_serve_command(text)
+    assert (command.speculation is None, command.problems) == (False, [])
+
+
+@pytest.mark.parametrize(
+    ("image", "kind"),
+    [
+        ("vllm/vllm-openai:v0.33.0", "wrong"),
+        ("docker.io/vllm/vllm-openai:v0.33.0", "wrong"),
+        ("quay.io/ascend/vllm-ascend:v0.33.0", "note"),
+        ("registry.local/team/vllm:0.33.0", "note"),
+        ("vllm/vllm-openai:v0.99.0", ""),
+    ],
+)
+def test_an_image_of_others_may_have_more_options(image: str, kind: str) -> None:
+    command = read_serve_command(f"docker run {image} vllm serve m --swap-space 4")
+    found = {"wrong": command.problems, "note": command.notes}
+    for name, sentences in found.items():
+        assert ["has no --swap-space" in says for says in sentences] == [True] * (
+            name == kind
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("vllm serve m --max-num-seqs abc", "--max-num-seqs"),
+        ("vllm serve m -tp x", "-tp"),
+        ("vllm serve m --tensor_parallel_size=x", "--tensor_parallel_size"),
+        ("trtllm-serve m --max_batch_size abc", "--max_batch_size"),
+        ("llama-server -m m.gguf -np abc", "-np"),
+    ],
+)
+def test_an_error_names_the_option_as_it_is_typed(text: str, option: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{option} must be a whole number"):
+        read_serve_command(text)
 
 
 def test_the_beginning_of_one_option_is_no_fault() -> None:

@@ -40,6 +40,7 @@ from magicdec.perfmodel.plan.request import (
     Case,
     DraftOption,
     lengths_of,
+    on_generation,
 )
 from magicdec.perfmodel.plan.rows import Users, requests_of
 from magicdec.perfmodel.plan.search import formats_that_fit
@@ -175,6 +176,10 @@ def _formats_notes(cases: list[Case]) -> Iterator[str]:
             f"{', '.join(lacking)} cannot compute in bf16: planned in fp16, of as many bytes "
             "(engines: --dtype half, as exports say)"
         )
+    for case in cases:
+        found = on_generation(case)
+        if found is not None:
+            yield found.says
 
 
 def _measured_notes(case: Case) -> Iterator[str]:

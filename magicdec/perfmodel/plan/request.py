@@ -10,7 +10,6 @@ import numpy as np
 
 from magicdec.counts import Array
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.acceptance.believed import Question
@@ -37,6 +36,7 @@ from magicdec.specs.parallel import (
     valid_tp_sizes,
 )
 from magicdec.specs.precision import Precision, format_name
+from magicdec.specs.rules import Finding, finding
 from magicdec.specs.speculation import (
     MAX_GAMMA,
     DraftMethod,
@@ -381,14 +381,23 @@ def engine_of(request: PlanRequest, hardware: str | HardwareProfile) -> EnginePr
     return load_engine(DEFAULT_ENGINE)
 
 
+def on_generation(case: Case) -> Finding | None:
+    """What the rules say of a device's generation in the engine's version."""
+    engine = case.engine
+    return finding(
+        "a device of an old generation",
+        engine.name.partition("@")[0],
+        engine.version,
+        architecture=case.hardware.generation,
+        device=case.hardware.name,
+    )
+
+
 def check_starts(case: Case) -> None:
-    """Raises CapacityError for a device that the serving engines dropped."""
-    engine = case.engine.name.partition("@")[0]
-    if case.hardware.generation == "pascal" and engine in ENGINE_TITLES:
-        raise CapacityError(
-            f"{engine} does not start on {case.hardware.name}: Pascal's compute capability, 6, is "
-            "below what it needs (7 or more); llama.cpp runs there (magicdec check 'llama-server ...')"
-        )
+    """Raises CapacityError for a device that the engine does not start on."""
+    found = on_generation(case)
+    if found is not None and found.kind == "wrong":
+        raise CapacityError(found.says)
 
 
 def resolve(

@@ -110,6 +110,7 @@ def command_of(start: Start, given: Given) -> ServeCommand:
         not_looked_at=said.not_looked_at,
         not_understood=said.unknown,
         problems=said.problems,
+        asked=said.asked,
         notes=list(dict.fromkeys(given.notes)),
         unread=unread,
     )
@@ -125,12 +126,13 @@ def _add_file(said: StatedOptions) -> str | None:
     text = said.given.file(path)
     if text is None:
         if said.given.folder is None:
-            said.problems.append(
+            said.asked.append(
                 f"the settings in {path[:SHOWN]} are not read here: magicdec check reads them"
             )
         else:
-            said.problems.append(
-                f"{path[:SHOWN]} is not here, so its settings, speculation too, are not known"
+            said.asked.append(
+                f"{path[:SHOWN]} is not here, so its settings, speculation too, are not known: give "
+                "it beside the command"
             )
         return path
     documents = load(text)

@@ -151,6 +151,7 @@ def llama_cpp_server(said: StatedOptions) -> ServeCommand:
         without_effect=said.without_effect,
         not_looked_at=said.not_looked_at,
         problems=said.problems,
+        asked=said.asked,
         notes=[*dict.fromkeys(said.given.notes), *notes],
     )
 

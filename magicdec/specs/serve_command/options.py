@@ -68,6 +68,8 @@ class GivenOption(msgspec.Struct, frozen=True):
 
     name: str
     value: str | None
+    written: str = ""
+    """Its spelling in the command."""
 
 
 @cache
@@ -179,7 +181,7 @@ def options_of(engine: str, words: Sequence[str]) -> Iterator[GivenOption]:
         written, equals, given = word.lstrip("-").partition("=")
         value: str | None = given
         if re.fullmatch(r"-O[0-3]", word):
-            yield GivenOption("O", word[-1])
+            yield GivenOption("O", word[-1], "-O")
             continue
         head, _, inside = written.partition(".")
         name = _spelled(engine, head.replace("_", "-"))
@@ -190,7 +192,8 @@ def options_of(engine: str, words: Sequence[str]) -> Iterator[GivenOption]:
             value = " ".join(taken) if taken else None
         if inside:  # --speculative-config.method ngram
             value = _nested(inside.split("."), value or "")
-        yield GivenOption(name, value)
+        dashes = word[: len(word) - len(word.lstrip("-"))]
+        yield GivenOption(name, value, f"{dashes}{written}")
 
 
 def _taken(words: Sequence[str], kind: str) -> list[str]:

@@ -8,7 +8,7 @@ import msgspec
 
 from magicdec.specs.engine import EngineProfile, load_engine, version_number
 from magicdec.specs.engine_path import PathOptions
-from magicdec.specs.serve_command.options import LLAMA_CPP, names_of, title_of
+from magicdec.specs.serve_command.options import LLAMA_CPP, OPTIONS, names_of, title_of
 from magicdec.specs.speculation import TreeSpec
 
 DRAFTING_OVERLAPS_SINCE = "0.5.11"
@@ -17,6 +17,7 @@ DRAFTING_OVERLAPS_SINCE = "0.5.11"
 DRAFTING_ALWAYS_OVERLAPS_SINCE = "0.5.16"
 """SGLang has no such variable from here on (sglang/srt/arg_groups/speculative_hook.py of 0.5.16)."""
 STATES_BUFFERED_SINCE = (0, 5, 14)
+OFF = ("0", "false", "False")
 UNFITTED = Path(__file__).resolve().parents[1] / "data" / "unfitted"
 """Profiles of engines that nobody fitted."""
 
@@ -48,8 +49,6 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of its configuration that are turned on."""
     lossy: list[str] = []
     """Settings with which the output is no longer the target's own."""
-    contradiction: str = ""
-    """Settings of the draft that contradict each other, and what the engine makes of them."""
 
     def gamma_at(self, batch: int) -> int | None:
         """Gamma of steps with so many sequences; None: the engine's default."""
@@ -117,10 +116,27 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     """Options, keys and variables that the engine has, and of which nothing is known here."""
     not_understood: list[str] = []
     problems: list[str] = []
-    """Settings whose written form cannot be what is meant."""
+    """Settings with which the engine stops."""
+    asked: list[str] = []
+    """Questions on which the price depends."""
     notes: list[str] = []
     unread: str | None = None
     """File of further options, which is not here."""
+
+    def option_of(self, meaning: str) -> str:
+        """The option that it states a meaning by, else the one that the engine is asked by."""
+        names = [
+            name for name, means in OPTIONS[self.engine].items() if means == meaning
+        ]
+        given = {name.lstrip("-"): name for name in self.read}
+        return next((given[name] for name in names if name in given), f"--{names[0]}")
+
+    @property
+    def settings(self) -> frozenset[str]:
+        """Names of the options and variables that are given, and not turned off."""
+        on = {name for name, value in self.read.items() if value not in OFF}
+        others = (self.noted, self.without_effect, self.not_looked_at)
+        return frozenset(on.union(*others))
 
     @property
     def is_eager(self) -> bool:

@@ -17,10 +17,11 @@ from magicdec.specs.serve_command.start import (
     INSTALLED,
     MARKED,
     MENTIONS,
-    OTHER_IMAGES,
     OWN_ARGUMENTS,
+    Build,
     Given,
     Start,
+    build_of,
     start_of,
 )
 from magicdec.specs.serve_command.statements import (
@@ -117,7 +118,7 @@ class Shell:
         """Where the statement stands, if what it sets may not last."""
         self.function = ""
         """The function that is read, with its line."""
-        self.version: str | None = None
+        self.build = Build()
         self.line = given.first_line if first_line is None else first_line
         self.is_script = first_line is not None
         """Whether lines are known; else words of a manifest are read."""
@@ -463,7 +464,7 @@ class Shell:
                 f"'{words[0][:40]}' begins a line and is no part of the command before it"
             )
         elif name == "FROM":
-            self.version = _version_in(words)
+            self.build = _build_in(words) or Build()
         elif name in ("source", "."):
             self._source(words[1:2])
         elif name == "shift" or (name == "set" and "--" in words):
@@ -497,7 +498,8 @@ class Shell:
         """A command that may start a server, itself or in a script that it is given."""
         if "install" in words:
             installed = INSTALLED.search(" ".join(words[:40]))
-            self.version = installed[1] if installed is not None else self.version
+            if installed is not None:
+                self.build = Build(installed[1])
             return
         if not any(MENTIONS.search(word) for word in words):
             return
@@ -510,7 +512,7 @@ class Shell:
             return
         start = start_of(words)
         if start is not None:
-            start.version = start.version or self.version
+            start.built(self.build)
             start.num_gpus = self._visible(words, before)
             start.environment = self._environment(words, before)
             start.doubt = self.doubt
@@ -552,7 +554,7 @@ class Shell:
         inner.run(text)
         self.steps = inner.steps
         for start in inner.starts:
-            start.version = start.version or _version_in(words) or self.version
+            start.built(_build_in(words) or self.build)
             start.num_gpus = start.num_gpus or self._visible(words, before)
             start.doubt = start.doubt or self.doubt
             self.starts.append(start)
@@ -696,12 +698,9 @@ def _options_of(words: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield word, words[place + 1]
 
 
-def _version_in(words: Sequence[str]) -> str | None:
-    for word in words:
-        tagged = OTHER_IMAGES.search(word)
-        if tagged is not None:
-            return tagged["version"]
-    return None
+def _build_in(words: Sequence[str]) -> Build | None:
+    """The build of the first image among words that tells one."""
+    return next(filter(None, map(build_of, words)), None)
 
 
 def variables_of(text: str) -> dict[str, Value]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from magicdec.errors import ConfigError
-from magicdec.naming import DRAFT_NAMES, head_named_in, parallel_form
+from magicdec.naming import DRAFT_NAMES, METHODS, head_named_in, parallel_form
 from magicdec.specs.serve_command.options import scalar
 from magicdec.specs.serve_command.server import Speculation
 from magicdec.specs.serve_command.start import SHOWN, model_of
@@ -15,20 +15,27 @@ from magicdec.specs.serve_command.stated import StatedOptions, json_object
 from magicdec.specs.speculation import TreeSpec
 
 OF_A_MODEL = ("draft_model", "standalone", "drafttarget", "draft_target")
-OF_A_HEAD = {
+OTHER_NAMES = {
     "eagle_of_trtllm": "eagle3",  # its EAGLE heads are EAGLE-3's
     "eagle_one_model": "eagle3",
     "mtp_eagle": "mtp",
     "mtp_eagle_one_model": "mtp",
     "mtp_vanilla": "mtp",
     "sa": "suffix",
+    "ngram_gpu": "ngram",
 }
+UNKNOWN_DRAFTS = ("medusa", "mlp_speculator", "pard", "custom_class")
+"""Methods that engines have and whose acceptance nobody counted here."""
+DROPPED = ("medusa", "mlp_speculator")
+OF_EAGLE = ("eagle", "eagle3", "nextn", "standalone")
+IN_BLOCKS = ("dflash", "dspark", "ngram")
+"""SGLang's algorithms that draft in one step, as many tokens as it verifies but for one."""
 TABLE_KEY = "num_speculative_tokens_per_batch_size"
 
 
 def speculation_of(text: str) -> Speculation | None:
     """vLLM's --speculative-config; None: it drafts nothing. Raises ConfigError."""
-    return _of_config(json_object("speculative-config", text), [])
+    return _of_config(json_object("speculative-config", text), lambda *_, **__: None)
 
 
 def stated_speculation(said: StatedOptions) -> Speculation | None:
@@ -38,11 +45,11 @@ def stated_speculation(said: StatedOptions) -> Speculation | None:
         if text in ("null", "None", ""):
             return None
         config = json_object("speculative-config", text)
-        return _of_config(config, said.problems)
+        return _of_config(config, said.find)
     if "algorithm" in meanings:
         return _of_sglang(said)
     if "draft" in meanings or "method" in meanings:
-        draft = _draft(meanings.get("method", ""), meanings.get("draft"), said.problems)
+        draft = _draft(meanings.get("method", ""), meanings.get("draft"), said.find)
         return Speculation(
             draft=draft,
             gamma=said.count("gamma"),
@@ -60,25 +67,39 @@ def _of_sglang(said: StatedOptions) -> Speculation:
     checkpoint = meanings.get("draft")
     if checkpoint is not None:
         checkpoint = model_of(checkpoint)
-    draft = _draft(method, checkpoint, said.problems)
-    contradiction = ""
-    if gamma is None and tree is not None and width == 1 and tree > 1:
-        gamma = tree - 1
-    elif gamma and tree and width == 1 and tree != gamma + 1:
-        contradiction = (
-            f"{said.names['tree']} {tree} is not taken: with one branch SGLang verifies the "
-            f"{gamma} drafted tokens and one more, {gamma + 1}"
-        )
+    draft = _draft(method, checkpoint, said.find)
     shape = None
-    if width > 1 and gamma:
+    option = said.names.get("tree", "")
+    if method in IN_BLOCKS:
+        gamma = None if tree is None else max(tree - 1, 1)
+        width = 1
+    elif width == 1 and tree is not None:
+        if gamma is None:
+            gamma = max(tree - 1, 1)
+            if method in OF_EAGLE and meanings.get("adaptive") != "true":
+                said.find("drafts without steps", option=option)
+        elif tree != gamma + 1:
+            said.find(
+                "drafts beside the steps of a chain",
+                option=option,
+                given=tree,
+                gamma=gamma,
+                taken=gamma + 1,
+            )
+    elif gamma:
         most = 1 + width + (gamma - 1) * width**2
         if tree is not None and tree > most:
-            contradiction = (
-                f"{said.names['tree']} {tree} is more than {gamma} steps of top-k {width} "
-                f"give: {most}, the root included"
+            said.find(
+                "more drafts than a tree has",
+                option=option,
+                given=tree,
+                steps=gamma,
+                width=width,
+                most=most,
             )
-        shape = TreeSpec(top_k=width, num_steps=gamma)
-        gamma = max((tree or gamma + 1) - 1, 1)
+        if width > 1:
+            shape = TreeSpec(top_k=width, num_steps=gamma)
+            gamma = max((tree or gamma + 1) - 1, 1)
     lossy = []
     for meaning in ("threshold_single", "threshold_acc"):
         threshold = scalar(meanings.get(meaning, "1"))
@@ -94,12 +115,13 @@ def _of_sglang(said: StatedOptions) -> Speculation:
         tree=shape,
         window=said.count("window"),
         lossy=lossy,
-        contradiction=contradiction,
     )
 
 
-def _of_config(config: Mapping[str, Any], problems: list[str]) -> Speculation | None:
-    """vLLM's --speculative-config."""
+def _of_config(
+    config: Mapping[str, Any], find: Callable[..., None]
+) -> Speculation | None:
+    """vLLM's --speculative-config; `find` takes what it finds for the rules."""
     checkpoint = config.get("model")
     if checkpoint is not None and not isinstance(checkpoint, str):
         raise ConfigError(f"the draft's model must be a name, not {checkpoint!r:.80}")
@@ -111,13 +133,17 @@ def _of_config(config: Mapping[str, Any], problems: list[str]) -> Speculation | 
     if gamma is None and table:
         gamma = max(gamma for _, _, gamma in _bands(table))
     if gamma == 0:
+        find("a number of 0 drafts")
         return None
-    if gamma is None and method not in ("suffix", "mtp", "auto"):
-        problems.append(
-            "--speculative-config has no num_speculative_tokens; vLLM does not start"
-        )
     ranks = _whole(config, "draft_tensor_parallel_size", least=1)
-    draft = _draft(method, checkpoint, problems, is_told_by_name=True)
+    draft = _draft(method, checkpoint, find, path=config.get("model") or "")
+    is_apart = draft in METHODS and METHODS[draft].is_trained_apart
+    if checkpoint is None and is_apart and draft != "dspark":
+        find("no model of the draft", draft=METHODS[draft].text)
+    # its configuration tells the number of a prediction module, and of DSpark
+    tells_number = checkpoint is not None and draft in ("mtp", "dspark")
+    if gamma is None and draft != "suffix" and not tells_number:
+        find("no number of drafts")
     if draft is not None and config.get("parallel_drafting") is True:
         draft = parallel_form(draft)
     return Speculation(
@@ -182,46 +208,50 @@ TAKEN_FOR = (
     ("dflash", "dflash"),
     ("dspark", "dspark"),
 )
-"""The method by which vLLM takes a head that is given without one: that of the first of these texts
-in its model's name (vllm/config/speculative.py of 0.32)."""
+"""The method that vLLM takes for a draft without one: that of the first of these texts in its whole
+path (vllm/config/speculative.py, 0.15 to 0.33)."""
 
 
 def _draft(
-    method: str,
-    checkpoint: Any,
-    problems: list[str],
-    *,
-    is_told_by_name: bool = False,
+    method: str, checkpoint: Any, find: Callable[..., None], *, path: str = ""
 ) -> str:
-    """Our name of a draft. `is_told_by_name`: whether the engine finds the method of a head in its
-    name, as vLLM does."""
+    """Our name of a draft. `path`: its model's as it is written, where the engine finds the method in
+    it, as vLLM does."""
     key = method.replace("-", "_")
-    key = OF_A_HEAD.get(key, key)
+    key = OTHER_NAMES.get(key, key)
     if key in DRAFT_NAMES:
         return DRAFT_NAMES[key]
     if key.endswith("_mtp"):
         return "mtp"
+    if key in UNKNOWN_DRAFTS:
+        if key in DROPPED:
+            find("a method that was dropped", method=method)
+        return key
     if key and key not in OF_A_MODEL:
-        known = ", ".join(sorted({*DRAFT_NAMES, *OF_A_MODEL}))
+        known = ", ".join(sorted({*DRAFT_NAMES, *OF_A_MODEL, *UNKNOWN_DRAFTS}))
         raise ConfigError(
             f"speculative method '{method}' is not planned for; known: {known}"
         )
     if not isinstance(checkpoint, str) or not checkpoint:
-        raise ConfigError(
-            "the speculative configuration names neither a method nor a model"
-        )
+        lacks = f"a model for '{method}'" if key else "a method or a model"
+        raise ConfigError(f"the speculative configuration lacks {lacks}")
     if checkpoint in ("ngram", "[ngram]"):
         return "ngram"
     part = head_named_in(checkpoint)
-    if part is None:
-        return checkpoint
-    taken = ""
-    if is_told_by_name:
-        name = checkpoint.lower()
-        taken = next((kind for text, kind in TAKEN_FOR if text in name), "")
-    if not key and taken != part:
-        takes = f", and vLLM takes this one for {taken}" if taken else ""
-        problems.append(
-            f"no method is given{takes}; by its name {checkpoint} is {part}"
+    lowered = path.lower()
+    taken = next((kind for text, kind in TAKEN_FOR if text in lowered), None)
+    if taken is not None and taken != part:
+        by_name = "" if part is None else f"; by its name it is {METHODS[part].text}"
+        find(
+            "a method by the draft's path",
+            checkpoint=checkpoint,
+            taken=METHODS[taken].text,
+            by_name=by_name,
         )
-    return part
+    elif part is not None and not key and taken is None:
+        find(
+            "a method by the draft's architecture",
+            checkpoint=checkpoint,
+            part=METHODS[part].text,
+        )
+    return taken or part or checkpoint

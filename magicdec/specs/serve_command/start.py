@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,10 @@ OTHER_IMAGES = re.compile(
     r"[\w-]*:v?(?P<version>\d[\w.]*)"
 )
 """Images of an engine whose tag is its version."""
+OWN_BUILDS = re.compile(
+    r"^(?:docker\.io/)?(?:vllm/vllm-openai|lmsysorg/sglang|nvcr\.io/nvidia/tensorrt-llm/release)[\w-]*:"
+)
+"""Images that the engine's makers build: others may add options."""
 INSTALLED = re.compile(r"(?:vllm|sglang|tensorrt[-_]llm)(?:\[[\w,]*\])?==(\d[\w.]*)")
 MENTIONS = re.compile(
     r"vllm|sglang|trtllm|tensorrt.llm|llama-server|llama\.cpp|modelArtifacts|llm_configs",
@@ -140,6 +144,13 @@ class Given(msgspec.Struct, kw_only=True):
         return None
 
 
+class Build(NamedTuple):
+    """An engine's version, and whether another than its makers built it."""
+
+    version: str | None = None
+    is_other: bool = False
+
+
 class Start(msgspec.Struct, kw_only=True):
     """A server that a text starts."""
 
@@ -148,6 +159,8 @@ class Start(msgspec.Struct, kw_only=True):
     """Its arguments."""
     version: str | None = None
     """The engine's version, where an image's tag or a requirement names it."""
+    is_other_build: bool = False
+    """Whether that image is not its makers' own, and may add options."""
     environment: dict[str, str] = {}
     """Variables that it is started with."""
     num_gpus: int | None = None
@@ -156,6 +169,12 @@ class Start(msgspec.Struct, kw_only=True):
     """Whether it serves prompts for another server that decodes."""
     doubt: str = ""
     """Where it stands, if that may not be reached."""
+
+    def built(self, build: Build) -> None:
+        """Takes the version of a build, where its own image tells none."""
+        if self.version is None:
+            self.version = build.version
+            self.is_other_build = build.is_other
 
 
 def _text_of(path: Path) -> str | None:
@@ -170,7 +189,7 @@ def _text_of(path: Path) -> str | None:
 def start_of(words: Sequence[str]) -> Start | None:
     """The server that words start, its arguments cut off behind them; None: they start none."""
     image: tuple[int, str] | None = None
-    version = None
+    build = Build()
     for place, word in enumerate(words):
         follows = words[place + 1] if place + 1 < len(words) else ""
         engine = _engine_of(word, serves=follows == "serve")
@@ -178,25 +197,38 @@ def start_of(words: Sequence[str]) -> Start | None:
             begin = place + 1
             if follows == "serve":
                 begin += 1
-            return _started(engine, list(words[begin:]), version)
-        tagged = OTHER_IMAGES.search(word)
-        if tagged is not None and not word.startswith("-"):
-            version = tagged["version"]
+            return _started(engine, list(words[begin:]), build)
+        if not word.startswith("-"):
+            build = build_of(word) or build
         named = _image_in(word)
         if named is not None and image is None:
             image = (place + 1, IMAGES[named])
     if image is None:
         return None
     begin, engine = image
-    return _started(engine, list(words[begin:]), version)
+    return _started(engine, list(words[begin:]), build)
 
 
-def _started(engine: str, words: list[str], version: str | None) -> Start:
+def build_of(image: str) -> Build | None:
+    """The build of an engine that an image's name and tag tell; None: they tell none."""
+    tagged = OTHER_IMAGES.search(image)
+    if tagged is None:
+        return None
+    return Build(tagged["version"], is_other=not OWN_BUILDS.match(image))
+
+
+def _started(engine: str, words: list[str], build: Build) -> Start:
     text = " ".join(words)
     is_prefill = "--is-prefill-worker" in words
     if re.search(r"disaggregation-mode[ =]prefill|kv_producer", text):
         is_prefill = True
-    return Start(engine=engine, words=words, version=version, is_prefill=is_prefill)
+    return Start(
+        engine=engine,
+        words=words,
+        version=build.version,
+        is_other_build=build.is_other,
+        is_prefill=is_prefill,
+    )
 
 
 def _engine_of(word: str, *, serves: bool) -> str | None:

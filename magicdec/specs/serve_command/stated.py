@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from magicdec.errors import ConfigError
 from magicdec.files import bounded
+from magicdec.specs.rules import finding
 from magicdec.specs.serve_command.options import (
     INSIDE,
     LLAMA_CPP,
     OPTIONS,
+    GivenOption,
     bears_on_engine,
     is_of_dynamo,
     names_of,
@@ -54,7 +56,16 @@ SAMPLES = {
     "file": "settings.yaml",
     "draft": "Qwen/Qwen3-0.6B",
     "weights": "fp8",
+    "kv_dtype": "fp8",
+    "dtype": "bfloat16",
+    "algorithm": "EAGLE3",
+    "method": "eagle3",
+    "memory": "0.9",
+    **dict.fromkeys(("length", "chunk"), "8192"),
+    **dict.fromkeys(("batch", "captured"), "64"),
+    **dict.fromkeys(("eager", "prefixes", "asynchronous", "chunked"), "true"),
 }
+"""Values that a question suggests, by meaning."""
 
 
 class StatedOptions:
@@ -66,7 +77,7 @@ class StatedOptions:
         self.meanings: dict[str, str] = {}
         """Values by meaning."""
         self.names: dict[str, str] = {}
-        """The option that gave each meaning, for messages."""
+        """The option that gave each meaning, as it is typed."""
         self.written: dict[str, str] = {}
         """Values by option."""
         self.noted: dict[str, str] = {}
@@ -75,6 +86,7 @@ class StatedOptions:
         self.not_looked_at: list[str] = []
         self.unknown: list[str] = []
         self.problems: list[str] = []
+        self.asked: list[str] = []
         self.open: list[str] = []
         """References whose values may be any option."""
 
@@ -130,7 +142,21 @@ class StatedOptions:
                 if bare in OPTIONS[engine] or bare in names_of(engine).kinds:
                     name = bare
                     value = "false"
-            self._option(name, alone if value is None else value, option.name)
+            self._option(name, alone if value is None else value, option)
+
+    def find(
+        self, name: str, *, settings: Collection[str] = (), **values: object
+    ) -> None:
+        """Adds what the rules say of a situation in this engine's version."""
+        version = self.start.version or ""
+        found = finding(name, self.start.engine, version, settings=settings, **values)
+        if found is not None:
+            kinds = {
+                "wrong": self.problems,
+                "note": self.given.notes,
+                "asked": self.asked,
+            }
+            kinds[found.kind].append(found.says)
 
     def _positional(self, value: str) -> None:
         engine = self.start.engine
@@ -153,8 +179,9 @@ class StatedOptions:
         else:
             self.unknown.append(value[:SHOWN])
 
-    def _option(self, name: str, value: str, written: str) -> None:
+    def _option(self, name: str, value: str, given: GivenOption) -> None:
         engine = self.start.engine
+        written = given.name
         dashes = "-" if engine == LLAMA_CPP and len(name) < 4 else "--"
         missing = unknown_in(engine, name, self.start.version)
         if missing is not None:
@@ -162,7 +189,10 @@ class StatedOptions:
                 self.without_effect.append(f"--{written}")
                 return
             if self.start.version in names_of(engine).versions:
-                self.problems.append(f"{missing}: the server does not start")
+                situation = "an option of other versions"
+                if self.start.is_other_build:
+                    situation = "an option that an image may add"
+                self.find(situation, missing=missing)
             if name not in OPTIONS[engine]:
                 if self.given.open_in(written):
                     self.open += self.given.open_in(written)
@@ -182,7 +212,7 @@ class StatedOptions:
         value = _joined(self.meanings.get(meaning), value)
         shown = "speculative-config" if meaning == "speculation" else name
         self.written[f"{dashes}{shown}"] = value
-        self.state(meaning, value, f"{dashes}{name}")
+        self.state(meaning, value, given.written)
 
     def state(self, meaning: str, value: str, name: str) -> None:
         """Sets a meaning; "not X" sets X to the opposite."""
@@ -208,7 +238,7 @@ class StatedOptions:
                 questions += asked
             else:
                 option = self.names.get(meaning, meaning)
-                self.problems.append(f"{option} is not known: {'; '.join(asked)}")
+                self.asked.append(f"{option} is not known: {'; '.join(asked)}")
                 del self.meanings[meaning]
         for reference in self.open:
             questions.append(self.given.question(reference, '"--max-num-seqs 64"'))
