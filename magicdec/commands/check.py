@@ -46,7 +46,10 @@ def check_command(
         str | None,
         option("Text that is served: chat, code, rag, ...; brings usual lengths."),
     ] = None,
-    temperature: options.Temperature = 1.0,
+    temperature: Annotated[
+        float | None,
+        option("Of its requests, 0 is greedy; default: the command's, else 1.", min=0),
+    ] = None,
     acceptance_rate: Annotated[
         str | None,
         option("Of its draft: one rate for every position, or a list by position."),

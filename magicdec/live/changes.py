@@ -172,10 +172,15 @@ def own_draft(
         return f"nothing is known of the draft {speculation.draft}, so it is not priced{cure}"
     batch = request.batch_sizes[0]
     gamma = speculation.gamma_at(batch)
+    if gamma == 0:
+        return (
+            f"gamma follows the batch and drafts nothing for {batch} sequences, so it is priced without "
+            "a draft"
+        )
     asked = msgspec.structs.replace(
         request,
         draft=speculation.draft,
-        gamma=gamma or speculation.gamma,
+        gamma=gamma,
         tree=speculation.tree,
     )
     if speculation.draft not in OWN_METHOD:
@@ -213,11 +218,6 @@ def own_draft(
             )
     if speculation.by_batch and not speculation.bands:
         notes.append("gamma follows a table by batch; its deepest was taken")
-    elif speculation.by_batch and gamma == 0:
-        notes.append(
-            f"gamma follows a table by batch, which drafts nothing for {batch} sequences; its "
-            f"deepest, {row.gamma}, was taken"
-        )
     elif speculation.by_batch:
         notes.append(
             f"gamma follows a table by batch: {row.gamma} for {batch} sequences"

@@ -65,6 +65,13 @@ LENGTH_OVERRIDES = frozenset(
     ("--hf-overrides", "--rope-scaling", "--json-model-override-args")
 )
 """Options that may set how many tokens a model reads."""
+SETS_CACHE = (
+    "--kv-cache-memory-bytes",
+    "--num-gpu-blocks-override",
+    "--max-total-tokens",
+    "kv_cache_config",
+)
+"""Options that set a cache's size."""
 AS_PUBLISHED = ("compressed-tensors", "modelopt", "auto")
 """Values of --quantization that leave the format to the checkpoint."""
 
@@ -79,7 +86,8 @@ class AskedLoad(msgspec.Struct, frozen=True, kw_only=True):
     gen_len: int = 0
     task: str | None = None
     """The text that is served; it brings the lengths of a usual request."""
-    temperature: float = 1.0
+    temperature: float | None = None
+    """None: as the command has it for clients that name none, else 1."""
     acceptance_rate: float | tuple[float, ...] | None = None
     accept_length: float | None = None
     """Tokens per step at the command's gamma."""
@@ -251,6 +259,17 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
             not_understood=command.not_understood,
             notes=notes,
         )
+    held = users_in_cache(command, free.case)
+    if held is not None and held < request.batch_sizes[0]:
+        option = next(name for name in command.read if name in SETS_CACHE)
+        users = f"{format_count(held * command.dp_size, 'user')} at once"
+        if held == 0:
+            users = f"not one request of {request.context_lens[0]} tokens"
+        notes.append(
+            f"the cache that {option} {command.read[option]} sets holds {users}"
+        )
+        request = msgspec.structs.replace(request, batch_sizes=(max(held, 1),))
+        free = answered(without_acceptance(request, gamma=None), model, [])[0][0]
     refused += _on_allocated_cache(command, free.case)
     if free.case.may_not_fit:
         notes.append(free.case.may_not_fit)
@@ -292,7 +311,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         costs = costs_of(command, served)
         times = costs.times_as_long * waiting
         as_it_is = slowed(drafted.row, times, alone_times)
-    elif speculation is not None:
+    elif speculation is not None and speculation.gamma_at(alone.batch_size) != 0:
         as_it_is = None
 
     # what is said
@@ -316,6 +335,25 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         not_understood=command.not_understood,
         notes=[*notes, *_on_users(command, load, request, free)],
     )
+
+
+def users_in_cache(command: ServeCommand, case: Case) -> int | None:
+    """Sequences of a case that the cache of a given size holds; None: the engine sizes it."""
+    length = float(case.lengths.max_len(1.0))
+    if command.cache_tokens is not None:
+        groups = command.attention_dp_size
+        return int(command.cache_tokens // length) * groups
+    if command.cache_bytes is None:
+        return None
+    need = memory_need(
+        case.setup(None),
+        batch=1.0,
+        max_len=length,
+        budget=None,
+        gamma=0,
+        tp_size=case.tp_sizes[0],
+    )
+    return int(command.cache_bytes // float(need.kv_bytes))
 
 
 def _on_allocated_cache(command: ServeCommand, case: Case) -> list[str]:
@@ -473,18 +511,45 @@ def _request(
                     "not state"
                 )
             given["gamma"] = command.speculation.gamma
+        imposed = command.speculation.imposed_length
+        gamma = command.speculation.gamma
+        is_given = any(value is not None for value in given.values())
+        if imposed is not None and gamma is not None and not is_given:
+            given |= {"accept_length": min(imposed, gamma + 1.0), "gamma": gamma}
+            assumed.append(
+                f"{imposed:g} tokens per step, which the command imposes: a benchmark's, not the draft's"
+            )
+    temperature = load.temperature
+    if temperature is None:
+        temperature = 1.0
+        if command.temperature is not None:
+            temperature = command.temperature
+            assumed.append(f"clients that name no temperature: {temperature:g}")
+    tp_size = command.tp_size
+    ep_size = command.ep_size
+    has_groups = command.attention_dp_size > 1 and model.is_moe
+    if has_groups:  # whose experts are divided over all ranks
+        ep_size = tp_size
+        tp_size = max(tp_size // command.attention_dp_size, 1)
+    draft_weights = None
+    if command.speculation is not None and command.speculation.weight_dtype:
+        draft_weights = _format(
+            "draft's quantization", command.speculation.weight_dtype, model
+        )
     request = PlanRequest(
         model=command.model,
         hardware=(device if is_file(named or "") else device.name,),
         engine=command.started_engine,
-        tp_size=command.tp_size,
+        tp_size=tp_size,
         pp_size=pp_size,
-        ep_size=command.ep_size,
+        ep_size=ep_size,
+        dp_attention=has_groups,
+        draft_weight_dtype=draft_weights,
         batch_sizes=(max(batch // command.dp_size, 1),),
         context_lens=(context,),
         gen_len=gen_len,
         task=load.task,
-        temperature=load.temperature,
+        temperature=temperature,
         **given,
         weight_dtype=_format("quantization", command.weight_dtype, model),
         kv_dtype=_format("kv-cache-dtype", command.kv_dtype, model),

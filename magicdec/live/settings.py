@@ -35,6 +35,9 @@ USUAL_OUTPUT = 256
 """Generated tokens of a request, where none are given."""
 LIKELY = 0.75
 """Probability from which a change is advised: three to one."""
+OF_SAMPLING = "--speculative-accept-threshold"
+"""SGLang's options that greedy checks of drafts do not read (sglang/srt/speculative/eagle_utils.py of
+0.5.23)."""
 LONG_PROMPT = 1024
 """Tokens of a prompt from which reading it anew is named."""
 
@@ -225,10 +228,14 @@ def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]
         has_graphs = row.step.is_captured
         if command.captured_tokens is not None:
             has_graphs = command.captured_tokens >= needed
+        option = OPTIONS[command.engine].captured.format(needed)
+        if command.captured_batches:
+            has_graphs = has_graphs and row.batch_size in command.captured_batches
+            option = "cuda_graph_config: {enable_padding: true}"
         if not has_graphs:
             advice = _unpriced(
                 f"Capture graphs of {needed} {unit}",
-                OPTIONS[command.engine].captured.format(needed),
+                option,
                 "a step of this batch runs without a graph",
             )
             settings.append(Setting(without_graphs, is_of_graphs=True, advice=advice))
@@ -328,7 +335,9 @@ def costs_of(command: ServeCommand, served: Served) -> SettingCosts:
         changes.append(change)
         if change.kind == "cost":
             times_as_long *= change.gain or 1.0
-    return SettingCosts([*changes, *_inexact(command)], times_as_long)
+    is_greedy = served.case.request.temperature == 0.0
+    inexact = _inexact(command, is_greedy=is_greedy)
+    return SettingCosts([*changes, *inexact], times_as_long)
 
 
 def unpriced_costs(command: ServeCommand) -> list[Change]:
@@ -491,6 +500,9 @@ def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
     most = parts[option]
     if most >= min(usual, row.context_len):
         return
+    groups = 1
+    if command.engine == "sglang":  # which divides it among them
+        groups = command.attention_dp_size
     small = served.row_as(
         engine.with_constants({"scheduler.prefill_tokens": float(most)})
     )
@@ -499,7 +511,7 @@ def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
     gain = (small.decoding.ttft_s + output_s) / (prompt_s + output_s)
     setting = Change(
         change=f"Read prompts in parts of {usual:.0f} tokens, not {most}",
-        option=f"{option} {usual:.0f}",
+        option=f"{option} {usual * groups:.0f}",
         reason=f"a prompt of {row.context_len} tokens takes {small.decoding.ttft_s:.2g} s to read, "
         f"not {prompt_s:.2g}",
         gain=None,
@@ -508,12 +520,14 @@ def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
     yield _between(gain, gain, setting)
 
 
-def _inexact(command: ServeCommand) -> Iterator[Change]:
+def _inexact(command: ServeCommand, *, is_greedy: bool = False) -> Iterator[Change]:
     """Settings with which a draft's output is not the target's own."""
     speculation = command.speculation
     if speculation is None:
         return
     for setting in speculation.lossy:
+        if is_greedy and setting.startswith(OF_SAMPLING):
+            continue
         yield Change(
             change="Accept drafts exactly",
             option=f"leave out {setting}",

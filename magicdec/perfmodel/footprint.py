@@ -117,6 +117,8 @@ def kv_bytes(
             )
         heads = count * share(cache.num_heads, tp_size)
         elements = elements + heads * cache.elements_per_token * kept
+    if not is_head:
+        elements = elements / engine.memory.context_ranks
     return elements * precision.kv_bytes
 
 
@@ -133,11 +135,13 @@ def sparse_kv_bytes_per_token(
     return elements * precision.kv_bytes
 
 
-def state_bytes(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
+def state_bytes(
+    model: ModelSpec, engine: EngineProfile, precision: Precision, tp_size: Any
+) -> Array:
     """One rank's recurrent states of one sequence, with the last inputs of its convolutions."""
     num_bytes: Array = np.asarray(0.0)
     for state, count in model.states:
-        recurrent = state.recurrent_elements * FP32_BYTES
+        recurrent = state.recurrent_elements * engine.memory.state_element_bytes
         conv = state.conv_elements * precision.activation_bytes
         heads = count * share(state.num_heads, tp_size)
         num_bytes = num_bytes + heads * (recurrent + conv)

@@ -332,6 +332,7 @@ def _recurrence(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
         recurrent,
         conv,
         getattr(mixer, "conv_kernel", 1),
+        state_element=p.at.engine.memory.state_element_bytes,
     )
     if p.is_prefill:
         work = work._replace(query_len=p.query_len / p.num_passes)

@@ -82,7 +82,9 @@ def memory_need(
     length = np.asarray(max_len, dtype=np.float64) + gamma + 1.0
     draft = draft_of(setup)
     kept = KeptTokens(batch=batch, length=length, budget=budget, gamma=gamma, tp=tp)
-    states = draft.states_of(gamma) * state_bytes(setup.model, setup.precision, tp)
+    states = draft.states_of(gamma) * state_bytes(
+        setup.model, setup.engine, setup.precision, tp
+    )
     per_sequence = (
         kv_bytes(setup.model, setup.engine, setup.precision, length, tp) + states
     )

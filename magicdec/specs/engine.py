@@ -228,6 +228,10 @@ class EngineProfile(
             changes["graphs.captured_tokens"] = options.captured_tokens
         if not options.has_custom_all_reduce:
             changes["kernels.allreduce_kernels"] = "nccl"
+        if options.context_ranks > 1:
+            changes["memory.context_ranks"] = options.context_ranks
+        if options.state_element_bytes is not None:
+            changes["memory.state_element_bytes"] = options.state_element_bytes
         if not options.frees_windows:
             changes["memory.window_cache"] = "all"
         return self.with_constants(changes)

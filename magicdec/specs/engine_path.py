@@ -92,6 +92,10 @@ class PathOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The largest captured size, in tokens."""
     has_custom_all_reduce: bool = True
     """Whether the engine sums over ranks by its own kernels, not NCCL's."""
+    context_ranks: int = 1
+    """Ranks that share the tokens of caches which each would hold whole."""
+    state_element_bytes: float | None = None
+    """Bytes of one number of a recurrent state; None: the engine's."""
     frees_windows: bool = True
     """Whether tokens that left a layer's window give their memory back."""
 

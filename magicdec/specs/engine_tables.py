@@ -388,6 +388,11 @@ class EngineMemory(EngineTable, frozen=True, kw_only=True):
     """
     window_slots: int = 0
     """Slots beyond a window or chunk that is kept alone, as for tokens that may yet be rejected."""
+    context_ranks: int = 1
+    """Ranks of a group that share the tokens of caches which each would hold whole (decode context
+    parallelism)."""
+    state_element_bytes: float = 4.0
+    """Bytes of one number of a recurrent state."""
     spare_slots: int = 0
     """Slots that each cache has beyond the longest sequence and the block in flight."""
     memory_fraction: float = 0.9

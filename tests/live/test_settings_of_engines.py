@@ -4,16 +4,18 @@ thread's figures."""
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
-from magicdec.live.check import AskedLoad, _request
+from magicdec.live.check import AskedLoad, _request, users_in_cache
 from magicdec.live.settings import Change, Served, costs_of
+from magicdec.perfmodel.plan.request import Case, PlanRequest
 from magicdec.perfmodel.planner import answered
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.serve_command import read_serve_command
+from magicdec.specs.serve_command.command import byte_count
 
 EAGLE = (
     "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --speculative-algorithm EAGLE3 "
@@ -184,3 +186,232 @@ def test_a_block_size_is_the_number_of_drafted_tokens_and_one():
     assert block is not None
     assert block == number
     assert block.gamma == 3
+
+
+# Memory and ranks
+
+
+def requested(text: str, **load: Any) -> PlanRequest:
+    command = read_serve_command(text)
+    asked = AskedLoad(
+        **({"hardware": "h200", "batch": 256, "context_len": 4096} | load)
+    )
+    return _request(command, asked, load_model_spec(command.model))[0]
+
+
+@cache
+def case_of(text: str, *, hardware: str = "h200", context_len: int = 4096) -> Case:
+    request = requested(text, hardware=hardware, context_len=context_len)
+    alone = msgspec.structs.replace(request, draft="none", batch_sizes=(1,))
+    return answered(alone, load_model_spec(request.model), [])[0][0].case
+
+
+@pytest.mark.parametrize(
+    ("text", "users"),
+    [
+        # 64 layers of 8 heads of 128, keys and values in 16 bits, over two ranks: 128 KiB a token
+        ("vllm serve Qwen/Qwen3-32B -tp 2 --kv-cache-memory-bytes 1G", 1),
+        ("vllm serve Qwen/Qwen3-32B -tp 2 --kv-cache-memory-bytes 8GiB", 15),
+        ("vllm serve Qwen/Qwen3-32B -tp 2 --num-gpu-blocks-override 100", 0),
+        ("vllm serve Qwen/Qwen3-32B --num-gpu-blocks-override 1000 --block-size 32", 7),
+        (
+            "python -m sglang.launch_server --model-path Qwen/Qwen3-32B --max-total-tokens 16384",
+            4,
+        ),
+        ("vllm serve Qwen/Qwen3-32B", None),
+    ],
+)
+def test_a_cache_of_a_given_size_holds_so_many_users(text: str, users: int | None):
+    assert users_in_cache(read_serve_command(text), case_of(text)) == users
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1k", 1000.0),
+        ("1K", 1024.0),
+        ("25.6k", 25600.0),
+        ("1GiB", 2.0**30),
+        ("x", None),
+    ],
+)
+def test_bytes_are_read_as_vllm_reads_them(text: str, number: float | None):
+    assert byte_count(text) == number
+
+
+def test_a_context_over_ranks_holds_more_users_of_latent_attention():
+    """Each of eight ranks holds the whole cache of DeepSeek's attention, or an eighth of it."""
+    plain = "vllm serve deepseek-ai/DeepSeek-V3.1 -tp 8"
+    (whole,) = case_of(plain).largest_batches()
+    (divided,) = case_of(f"{plain} --decode-context-parallel-size 8").largest_batches()
+    assert 7.0 < divided / whole < 8.5
+
+
+def test_ranks_that_attend_to_their_own_sequences_hold_more_of_them():
+    plain = (
+        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3.1 --tp 8"
+    )
+    (whole,) = case_of(plain).largest_batches()
+    own = case_of(f"{plain} --attn-dp-size 8")
+    older = case_of(f"{plain} --enable-dp-attention --dp-size 8")
+    assert own.spread == older.spread
+    assert own.spread.dp == 8
+    assert own.largest_batches()[0] > 3.0 * whole
+    trtllm = case_of(
+        "trtllm-serve deepseek-ai/DeepSeek-V3.1 --tp_size 8 --enable_attention_dp"
+    )
+    assert trtllm.spread == own.spread
+    # a dense model has no experts to divide
+    dense = case_of("trtllm-serve Qwen/Qwen3-32B --tp_size 8 --enable_attention_dp")
+    assert dense.spread.dp == 1
+
+
+def test_a_prompts_part_is_divided_among_the_groups():
+    text = (
+        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3.1 --tp 8 "
+        "--chunked-prefill-size 8192"
+    )
+    assert read_serve_command(text).chunk_tokens == 8192
+    assert read_serve_command(f"{text} --attn-dp-size 4").chunk_tokens == 2048
+
+
+def test_states_in_16_bits_are_read_faster():
+    """8 % on code (club-3090 issue 1237)."""
+    plain = "vllm serve Qwen/Qwen3.5-4B"
+    wide = priced(plain)
+    narrow = priced(f"{plain} --mamba-ssm-cache-dtype bfloat16")
+    assert priced(f"{plain} --mamba-ssm-cache-dtype float32") == wide
+    assert narrow.tpot_s < wide.tpot_s
+    users = [
+        case_of(text).largest_batches()[0]
+        for text in (plain, f"{plain} --mamba-ssm-cache-dtype bfloat16")
+    ]
+    assert users[1] > users[0]
+
+
+def test_layers_with_windows_keep_whole_caches_without_their_manager():
+    """Half of gpt-oss's layers have a window of 128 tokens."""
+    plain = "vllm serve openai/gpt-oss-20b"
+    (windows,) = case_of(plain, context_len=16384).largest_batches()
+    option = "--disable-hybrid-kv-cache-manager"
+    (whole,) = case_of(f"{plain} {option}", context_len=16384).largest_batches()
+    assert whole == pytest.approx(windows / 2.0, rel=0.1)
+
+
+# Requests and drafts
+
+
+@pytest.mark.parametrize(
+    ("text", "temperature"),
+    [
+        ("vllm serve m --override-generation-config '{\"temperature\": 0}'", 0.0),
+        ("vllm serve m --override-generation-config.temperature 0.6", 0.6),
+        ("vllm serve m --generation-config vllm", 1.0),
+        ("vllm serve m --generation-config auto", None),
+        ("vllm serve m", None),
+        (
+            "python -m sglang.launch_server --model-path m --sampling-defaults openai",
+            1.0,
+        ),
+    ],
+)
+def test_clients_that_name_no_temperature_take_the_commands(
+    text: str, temperature: float | None
+):
+    assert read_serve_command(text).temperature == temperature
+    named = text.replace(" m", " Qwen/Qwen3-8B")
+    assert requested(named).temperature == (1.0 if temperature is None else temperature)
+    assert requested(named, temperature=0.3).temperature == 0.3
+
+
+def of_vllm(keys: str) -> str:
+    config = f'{{"method": "eagle3", "model": "AngelSlim/Qwen3-8B_eagle3", "num_speculative_tokens": 3, {keys}}}'
+    return f"vllm serve Qwen/Qwen3-8B --speculative-config '{config}'"
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        (
+            of_vllm(
+                '"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5'
+            ),
+            2.5,
+        ),
+        (
+            of_vllm(
+                '"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.8, 0.5, 0.2]'
+            ),
+            2.5,
+        ),
+        (f"SGLANG_SIMULATE_ACC_LEN=2.5 {EAGLE}", 2.5),
+        (f"SGLANG_SIMULATE_ACC_LEN=9 {EAGLE}", 4.0),
+        (f"SGLANG_SIMULATE_ACC_LEN=-1 {EAGLE}", None),
+        (EAGLE, None),
+    ],
+)
+def test_an_imposed_length_is_priced_and_not_exact(text: str, length: float | None):
+    speculation = read_serve_command(text).speculation
+    assert speculation is not None
+    assert requested(text).accept_length == length
+    assert bool(speculation.lossy) == (length is not None)
+    given = requested(text, accept_length=3.0)
+    assert given.accept_length == 3.0
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        (of_vllm('"quantization": "fp8"'), "fp8"),
+        (f"{EAGLE} --speculative-draft-model-quantization fp8", "fp8"),
+        (f"{EAGLE} --quantization fp8", "fp8"),
+        (
+            f"{EAGLE} --quantization fp8 --speculative-draft-model-quantization unquant",
+            None,
+        ),
+        (EAGLE, None),
+    ],
+)
+def test_a_drafts_format_is_its_own_or_in_sglang_its_targets(
+    text: str, dtype: str | None
+):
+    assert requested(text).draft_weight_dtype == dtype
+
+
+def test_thresholds_lose_nothing_where_the_check_is_greedy():
+    text = f"{EAGLE} --speculative-accept-threshold-acc 0.5"
+    command = read_serve_command(text)
+    for temperature, count in ((0.0, 0), (1.0, 1)):
+        request = requested(text, temperature=temperature, batch=1)
+        asked = msgspec.structs.replace(
+            request, draft="eagle3", gamma=3, acceptance_rate=0.7
+        )
+        answer = answered(asked, load_model_spec(request.model), [])[0][0]
+        row = answer.document.best
+        served = Served(case=answer.case, option=answer.case.option_of(row), row=row)
+        kinds = [change.kind for change in costs_of(command, served).changes]
+        assert kinds.count("exactness") == count
+
+
+def of_trtllm(keys: str) -> str:
+    return f"cat > a.yml <<EOF\n{keys}\nEOF\ntrtllm-serve Qwen/Qwen3-8B --extra_llm_api_options a.yml"
+
+
+def test_tensorrt_llm_drafts_nothing_above_its_number_of_requests():
+    text = of_trtllm(
+        "speculative_config: {decoding_type: NGram, max_draft_len: 4, max_concurrency: 2}"
+    )
+    speculation = read_serve_command(text).speculation
+    assert speculation is not None
+    assert [speculation.gamma_at(batch) for batch in (1, 2, 3, 32)] == [4, 4, 0, 0]
+
+
+def test_tensorrt_llm_has_graphs_of_captured_batches_alone_without_padding():
+    keys = "cuda_graph_config: {{batch_sizes: [2, 4], enable_padding: {}}}"
+    padded = priced(of_trtllm(keys.format("true")))
+    alone = priced(of_trtllm(keys.format("false")))
+    assert padded.advised("Capture graphs") == []
+    assert alone.advised("Capture graphs") == [
+        "cuda_graph_config: {enable_padding: true}"
+    ]
+    assert alone.tpot_s > padded.tpot_s

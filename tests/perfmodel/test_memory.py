@@ -214,7 +214,7 @@ def test_a_convolutions_state_is_in_16_bits_whatever_the_cache_is_in(
     read once and written once."""
     model, hw = load_model_spec("qwen3.5-35b-a3b"), load_hardware("h200")
     state = 30 * (32 * 128 * 128 * 4 + 4 * 8192 * 2)
-    assert float(state_bytes(model, Precision(kv_dtype=kv_dtype), 1)) == state
+    assert float(state_bytes(model, ENGINE, Precision(kv_dtype=kv_dtype), 1)) == state
     time = {
         dtype: next(
             op

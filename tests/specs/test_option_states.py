@@ -31,7 +31,7 @@ def states(text: str) -> tuple[list[str], list[str], list[str]]:
         ("vllm", "--enable-lora", 0),
         ("vllm", "--no-enable-lora", 1),
         ("vllm", "--port 1", 1),
-        ("vllm", "--block-size 32", 1),
+        ("vllm", "--disable-cascade-attn", 1),
         ("vllm", "--watermark 0.1", 2),
         ("sglang", "--attention-backend fa3", 0),
         ("sglang", "--enable-deterministic-inference", 0),
@@ -96,7 +96,7 @@ EOF
 trtllm-serve m --extra_llm_api_options a.yml"""
     noted, without_effect, not_looked_at = states(text)
     assert noted == ["moe_config"]
-    assert without_effect == ["print_iter_log", "cuda_graph_config.enable_padding"]
+    assert without_effect == ["print_iter_log"]
     assert not_looked_at == ["kv_cache_config.use_uvm"]
 
 

@@ -313,7 +313,7 @@ class SeparateNetwork(Network, frozen=True):
 
     def cache_bytes(self, kept: KeptTokens) -> Any:
         ranks = self.ranks(kept.tp)
-        states = state_bytes(self.network, self.precision, ranks)
+        states = state_bytes(self.network, self.setup.engine, self.precision, ranks)
         return kept.batch * (
             self.cache_of_sequence(self.tokens_kept(kept), ranks) + states
         )

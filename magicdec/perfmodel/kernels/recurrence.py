@@ -45,13 +45,14 @@ class Recurrence(NamedTuple):
     conv_kernel: Any = CONV_KERNEL
     states_written: Any = 1.0
     conv_element: Any = 2.0
+    state_element: Any = FP32_BYTES
 
     def cost(self) -> Cost:
         """Per element a decay, an outer product and a read-out: 6 FLOPs."""
         batch, query, state, conv = (
             np.asarray(value, dtype=np.float64) for value in self[:4]
         )
-        slot_bytes = state * FP32_BYTES + conv * self.conv_element
+        slot_bytes = state * self.state_element + conv * self.conv_element
         return Cost(
             flops=6.0 * batch * query * state,
             kv_bytes=batch * slot_bytes * (1.0 + self.states_written),
@@ -100,7 +101,7 @@ class LinearCurve(KernelCurve, frozen=True, kw_only=True):
         self, hw: Device, work: Recurrence, working_set: WorkingSet = None
     ) -> OpTime:
         batch, query, state, conv, written = arrays(*work[:4], work.states_written)
-        slot_bytes = batch * (state * FP32_BYTES + conv * work.conv_element)
+        slot_bytes = batch * (state * work.state_element + conv * work.conv_element)
         resident = slot_bytes * np.maximum(written, 1.0)
         speedup = cache_speedup(
             hw,

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from magicdec.errors import ConfigError
 from magicdec.specs.engine import version_number
 from magicdec.specs.serve_command.llama_cpp import llama_cpp_server
@@ -17,7 +19,7 @@ from magicdec.specs.serve_command.options import (
     names_of,
     scalar,
 )
-from magicdec.specs.serve_command.server import ServeCommand
+from magicdec.specs.serve_command.server import ServeCommand, Speculation
 from magicdec.specs.serve_command.speculation import TABLE_KEY, stated_speculation
 from magicdec.specs.serve_command.start import (
     SHOWN,
@@ -39,6 +41,10 @@ MODES = {
     "full_and_piecewise": "whole",
 }
 """vLLM's cudagraph_mode."""
+BLOCK_TOKENS = 16
+"""Tokens of a block of vLLM's cache on CUDA, where --block-size is not given."""
+UNPADDED_BATCHES = (*range(1, 32), 32, 64, 128)
+"""TensorRT-LLM's captured batches without padding (cuda_graph_config in its llm_args.py)."""
 RAY_RUNS_AHEAD_SINCE = (0, 24)
 """vLLM's first version whose ray executor is known to schedule ahead by default
 (VLLM_USE_RAY_V2_EXECUTOR_BACKEND in vllm/envs.py of 0.20 and 0.24)."""
@@ -64,9 +70,21 @@ def command_of(start: Start, given: Given) -> ServeCommand:
     replicas = said.count("dp") or 1
     if meanings.get("shared_dp") == "true":
         replicas = 1  # SGLang's attention in data parallel shares the devices of tp
+    tp_size = said.count("tp") or 1
+    attention_dp_size = _attention_groups(said, tp_size)
+    if "context_ranks" in meanings:
+        given.notes.append(
+            f"{said.names['context_ranks']} divides the cache; its reads are priced undivided, what its "
+            "ranks exchange is not"
+        )
+    if attention_dp_size > 1:
+        replicas = 1 if meanings.get("shared_dp") == "true" else replicas
     chunk_tokens = None
     if not meanings.get("chunk", "").startswith("-"):  # SGLang's -1: all at once
         chunk_tokens = said.count("chunk")
+    if chunk_tokens is not None and attention_dp_size > 1 and start.engine == "sglang":
+        # divided among the groups (sglang/srt/arg_groups/parallel_hook.py of 0.5.23)
+        chunk_tokens = max(chunk_tokens // attention_dp_size, 1)
     max_model_len = None
     if meanings.get("length", "") not in ("-1", "auto"):
         max_model_len = said.count("length")
@@ -80,7 +98,7 @@ def command_of(start: Start, given: Given) -> ServeCommand:
         engine=start.engine,
         version=start.version,
         model=model_of(meanings["model"]),
-        tp_size=said.count("tp") or 1,
+        tp_size=tp_size,
         pp_size=said.count("pp") or 1,
         dp_size=replicas,
         ep_size=said.count("ep"),
@@ -88,7 +106,7 @@ def command_of(start: Start, given: Given) -> ServeCommand:
         max_model_len=max_model_len,
         weight_dtype=meanings.get("weights"),
         kv_dtype=meanings.get("kv_dtype"),
-        speculation=stated_speculation(said),
+        speculation=_as_set(said, stated_speculation(said)),
         captured_tokens=_captured(meanings),
         graphs=_graphs(meanings),
         is_asynchronous=_is_asynchronous(said),
@@ -100,6 +118,13 @@ def command_of(start: Start, given: Given) -> ServeCommand:
         has_custom_all_reduce=said.truth("custom_all_reduce") is not False,
         frees_windows=said.truth("window_cache") is not False,
         overlaps_drafting=said.truth("overlapped_drafting"),
+        attention_dp_size=attention_dp_size,
+        context_ranks=said.count("context_ranks") or 1,
+        cache_tokens=_cache_tokens(said),
+        cache_bytes=byte_count(meanings.get("cache_bytes", "")),
+        state_dtype=meanings.get("state_dtype"),
+        temperature=_temperature(said),
+        captured_batches=_captured_batches(meanings),
         states_strategy=meanings.get("states_strategy", ""),
         memory_fraction=memory_fraction,
         hardware=start.hardware,
@@ -185,6 +210,10 @@ def _merge_nested(said: StatedOptions) -> None:
         meanings["kv_dtype"] = text_of(cache["dtype"])
     if cache.get("enable_block_reuse") is False:
         meanings["prefixes"] = "false"
+    if cache.get("max_tokens"):
+        meanings["cache_tokens"] = text_of(cache["max_tokens"])
+    if cache.get("mamba_ssm_cache_dtype"):
+        meanings["state_dtype"] = text_of(cache["mamba_ssm_cache_dtype"])
     if cache.get("free_gpu_memory_fraction"):
         meanings["memory"] = text_of(cache["free_gpu_memory_fraction"])
     graphs = _object(meanings.get("graphs"))
@@ -207,6 +236,7 @@ def _as_vllms(inside: Mapping[str, Any]) -> dict[str, Any]:
         return {"method": "ngram", TABLE_KEY: AUTO_BANDS, "by_batch": True}
     gamma = inside.get("max_draft_len") or inside.get("num_nextn_predict_layers")
     config = {
+        "max_concurrency": inside.get("max_concurrency"),
         "method": method,
         "model": inside.get("speculative_model_dir") or inside.get("speculative_model"),
         "num_speculative_tokens": gamma,
@@ -233,6 +263,96 @@ def _is_asynchronous(said: StatedOptions) -> bool | None:
     if said.meanings.get("executor") == "ray" and is_older:
         return False
     return said.truth("asynchronous")
+
+
+def _attention_groups(said: StatedOptions, tp_size: int) -> int:
+    """Groups of the ranks that each attend to sequences of their own."""
+    meanings = said.meanings
+    if said.start.engine == "trtllm":  # whose option is a flag
+        return tp_size if said.truth("attention_dp") else 1
+    if meanings.get("shared_dp") == "true" and "attention_dp" not in meanings:
+        return said.count("dp") or 1
+    return said.count("attention_dp") or 1
+
+
+def _cache_tokens(said: StatedOptions) -> int | None:
+    """Tokens that the cache holds, where the command says."""
+    blocks = said.count("cache_blocks")
+    if blocks is not None:
+        return blocks * (said.count("block") or BLOCK_TOKENS)
+    return said.count("cache_tokens")
+
+
+def byte_count(text: str) -> float | None:
+    """Bytes as vLLM writes them: 1k is 1000, 1K 1024, 25.6k 25600; None: no number."""
+    number = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)([kmgtKMGT]?)(?:i?B)?", text)
+    if number is None:
+        return None
+    base = 1000.0 if number[2].islower() else 1024.0
+    power = "_kmgt".index(number[2].lower() or "_")
+    return float(number[1]) * base**power
+
+
+def _temperature(said: StatedOptions) -> float | None:
+    """The temperature of clients that name none, where the command says; without its checkpoint's own
+    configuration engines take 1."""
+    given = _object(said.meanings.get("sampling")).get("temperature")
+    if isinstance(given, int | float) and not isinstance(given, bool) and given >= 0:
+        return float(given)
+    if said.meanings.get("sampling_source") in ("vllm", "openai"):
+        return 1.0
+    return None
+
+
+def _captured_batches(meanings: Mapping[str, str]) -> tuple[int, ...]:
+    """TensorRT-LLM's batches with graphs where steps between them are not padded."""
+    graphs = _object(meanings.get("graphs"))
+    if graphs.get("enable_padding") is not False:
+        return ()
+    sizes = graphs.get("batch_sizes")
+    if isinstance(sizes, list):
+        return tuple(size for size in sizes if isinstance(size, int))
+    most = graphs.get("max_batch_size") or UNPADDED_BATCHES[-1]
+    return tuple(size for size in UNPADDED_BATCHES if size <= most)
+
+
+def _as_set(said: StatedOptions, speculation: Speculation | None) -> Speculation | None:
+    """The draft with the settings that stand outside its own options, and those of its bytes, its
+    requests and its imposed length."""
+    if speculation is None:
+        return None
+    meanings = said.meanings
+    config = _object(meanings.get("speculation"))
+    weights = meanings.get("draft_weights") or config.get("quantization")
+    if (
+        said.start.engine == "sglang"
+    ):  # its default is the target's (server_args.py of 0.5.10)
+        weights = weights or meanings.get("weights")
+    if not isinstance(weights, str) or weights == "unquant":
+        weights = None
+    length = scalar(meanings.get("imposed_length", "0"))
+    rates = config.get("synthetic_acceptance_rates")
+    if isinstance(rates, list):
+        length = 1.0 + sum(rate for rate in rates if isinstance(rate, int | float))
+    length = config.get("synthetic_acceptance_length") or length
+    imposed = None
+    lossy = speculation.lossy
+    if isinstance(length, int | float) and length >= 1.0:
+        imposed = float(length)
+        if "imposed_length" in meanings:
+            lossy = [*lossy, f"SGLANG_SIMULATE_ACC_LEN={length:g}"]
+    bands = speculation.bands
+    most = config.get("max_concurrency")
+    if isinstance(most, int) and most > 0 and speculation.gamma:
+        bands = ((1, most, speculation.gamma), (most + 1, 1_000_000, 0))
+    return msgspec.structs.replace(
+        speculation,
+        weight_dtype=weights,
+        imposed_length=imposed,
+        lossy=lossy,
+        bands=bands,
+        by_batch=speculation.by_batch or bands != speculation.bands,
+    )
 
 
 def _prompt_part(said: StatedOptions) -> int | None:

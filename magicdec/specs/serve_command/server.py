@@ -6,8 +6,10 @@ from pathlib import Path
 
 import msgspec
 
+from magicdec.specs.device import DTYPE_BYTES
 from magicdec.specs.engine import EngineProfile, load_engine, version_number
 from magicdec.specs.engine_path import PathOptions
+from magicdec.specs.precision import format_name
 from magicdec.specs.serve_command.options import LLAMA_CPP, OPTIONS, names_of, title_of
 from magicdec.specs.speculation import TreeSpec
 
@@ -47,6 +49,10 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the drafter's passes are launched kernel by kernel."""
     switches: list[str] = []
     """Keys of its configuration that are turned on."""
+    weight_dtype: str | None = None
+    """Format of the draft's weights, where the command says."""
+    imposed_length: float | None = None
+    """Tokens per step that a benchmark's setting imposes, whatever the draft."""
     lossy: list[str] = []
     """Settings with which the output is no longer the target's own."""
 
@@ -99,6 +105,20 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     """Whether tokens that left a layer's window give their memory back."""
     overlaps_drafting: bool | None = None
     """Whether SGLang schedules speculation while the device runs, where a variable says."""
+    attention_dp_size: int = 1
+    """Groups of the ranks that each attend to sequences of their own."""
+    context_ranks: int = 1
+    """Ranks that share the tokens of a cache."""
+    cache_tokens: int | None = None
+    """Tokens that the cache holds, where the command says."""
+    cache_bytes: float | None = None
+    """Bytes of the cache on each device, where the command says."""
+    state_dtype: str | None = None
+    """Format of recurrent states, where the command says."""
+    temperature: float | None = None
+    """Temperature of clients that name none, where the command says."""
+    captured_batches: tuple[int, ...] = ()
+    """Batches that alone have graphs, where none is padded to the next; empty: all up to a number."""
     states_strategy: str = ""
     """SGLang's way to keep recurrent states for its prefix cache, where the command says."""
     memory_fraction: float | None = None
@@ -174,6 +194,10 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
             PathOptions(
                 runner=self.runner,
                 has_microbatches=self.has_microbatches,
+                context_ranks=self.context_ranks,
+                state_element_bytes=DTYPE_BYTES.get(
+                    format_name(self.state_dtype or "")
+                ),
                 frees_windows=self.frees_windows,
             )
         )
