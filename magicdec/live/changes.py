@@ -16,7 +16,14 @@ import numpy as np
 from magicdec.counts import Z_90
 from magicdec.errors import CapacityError
 from magicdec.live.advice import DraftedLoad, choices_at
-from magicdec.live.options import OPTIONS, draft_option, gamma_option, table_option
+from magicdec.live.options import (
+    batch_option,
+    draft_option,
+    gamma_option,
+    options_of,
+    table_option,
+    without_draft,
+)
 from magicdec.live.settings import USUAL_OUTPUT, Change
 from magicdec.naming import draft_name
 from magicdec.perfmodel.intervals import engine_error
@@ -268,7 +275,7 @@ def changes_of_draft(
     changes.append(
         over_draft(row).change(
             f"Do not speculate at {format_count(row.batch_size, 'user')}",
-            f"leave out {OPTIONS[command.engine].speculation}",
+            without_draft(command),
             "a step with drafts costs more than its tokens are worth",
         )
     )
@@ -369,7 +376,8 @@ def _by_batch(command: ServeCommand, drafted: OwnDraft) -> list[Change]:
     over: dict[int, Over] = {}
     for batch in (*(batch for batch in LIGHT_LOADS if batch < here), here):
         gammas[batch], over[batch] = drafted.best_at(batch)
-    if len(set(gammas.values())) == 1 or command.engine == "llama.cpp":
+    option = table_option(command, gammas, drafted.row.context_len)
+    if len(set(gammas.values())) == 1 or not option:
         return []
     cost, cost_low, cost_high = drafted.case.engine.table_costs(drafted.row.draft)
     gains = [of_batch.gain for of_batch in over.values()]
@@ -391,7 +399,7 @@ def _by_batch(command: ServeCommand, drafted: OwnDraft) -> list[Change]:
     return [
         Change(
             change=f"Let gamma follow the batch ({bands})",
-            option=table_option(command, gammas, drafted.row.context_len),
+            option=option,
             reason=reason,
             gain=most.gain / (1.0 + cost),
             gain_low=most.low / (1.0 + cost_high),
@@ -416,15 +424,14 @@ def changes_of_batch(
     first = answered(alone, model, [])[0][0]
     fits = int(most_that_fit(first.case)) * command.dp_size
     now = first.document.best
-    most = command.max_num_seqs
-    option = OPTIONS[command.engine].batch
+    most = command.most_sequences
     changes = []
     if users > fits:
         changes += _more_devices(command, alone, users, now)
     if most is not None and most > fits:
         expected = Change(
             change=f"Expect {fits} sequences at once, not {most}",
-            option=f"{option} {fits}",
+            option=batch_option(command, fits),
             reason=f"more do not fit at {request.context_lens[0]} tokens: they wait, or are "
             "preempted and computed again",
             gain=None,
@@ -448,7 +455,7 @@ def changes_of_batch(
         changes.append(
             _throughput(row, now).change(
                 f"Serve {format_count(served, 'user')} at once, not {most}",
-                f"{option} {served}",
+                batch_option(command, served),
                 "the others wait; each token then takes longer",
             )
         )
@@ -471,7 +478,7 @@ def _more_devices(
         return []
     change = _throughput(row, now).change(
         f"Use tp {row.tp_size}: it holds {row.batch_size * command.dp_size} of {users} users",
-        OPTIONS[command.engine].tp.format(row.tp_size),
+        options_of(command).tp.format(row.tp_size),
         f"{now.batch_size * command.dp_size} fit at once now",
     )
     return [msgspec.structs.replace(change, needs_gpus=row.tp_size * command.dp_size)]

@@ -20,7 +20,7 @@ from magicdec.live.changes import (
     own_draft,
     without_acceptance,
 )
-from magicdec.live.options import OPTIONS
+from magicdec.live.options import batch_option
 from magicdec.live.settings import Change, Served, costs_of, slowed, unpriced_costs
 from magicdec.naming import head_named_in
 from magicdec.perfmodel.kernels.profile import counted, is_file, load_hardware
@@ -460,7 +460,7 @@ def _on_users(
         if min(largest, asked) > fits:
             line += f" ({min(largest, asked) * replicas} fit without a draft)"
         notes.append(line)
-    most = command.max_num_seqs
+    most = command.most_sequences
     if load.batch is not None or most is None or most >= USUAL_BATCH:
         return notes
     rows = []
@@ -478,7 +478,7 @@ def _on_users(
     slower = wider.between_tokens_s / now.between_tokens_s
     return [
         *notes,
-        f"if {users} users wait, {OPTIONS[command.engine].batch} {users} serves {times:.2g} times the "
+        f"if {users} users wait, {batch_option(command, users)} serves {times:.2g} times the "
         f"tokens per second without a draft, each token {slower:.2g} times as slow (--batch)",
     ]
 
@@ -491,8 +491,9 @@ def _request(
     device = load_hardware(named or USUAL_HARDWARE[0])
     assumed = []
     batch = load.batch or USUAL_BATCH
-    if command.max_num_seqs is not None:
-        batch = min(batch, command.max_num_seqs)
+    most = command.most_sequences
+    if most is not None:
+        batch = min(batch, most)
     if load.batch is None:
         assumed.append(f"{format_count(batch, 'user')} at once (--batch)")
     longest = min(command.max_model_len or model.longest_context, model.longest_context)

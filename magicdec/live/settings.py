@@ -17,7 +17,12 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from magicdec.counts import Z_90
-from magicdec.live.options import OPTIONS, graph_option, states_option
+from magicdec.live.options import (
+    captured_option,
+    graph_option,
+    options_of,
+    states_option,
+)
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.search import search
@@ -228,7 +233,7 @@ def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]
         has_graphs = row.step.is_captured
         if command.captured_tokens is not None:
             has_graphs = command.captured_tokens >= needed
-        option = OPTIONS[command.engine].captured.format(needed)
+        option = captured_option(command, needed)
         if command.captured_batches:
             has_graphs = has_graphs and row.batch_size in command.captured_batches
             option = "cuda_graph_config: {enable_padding: true}"
@@ -245,7 +250,7 @@ def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]
         runs_ahead = path.is_asynchronous
     asynchronous = ""
     if command.is_asynchronous is False:
-        asynchronous = OPTIONS[command.engine].asynchronous
+        asynchronous = options_of(command).asynchronous
         if command.read.get("--distributed-executor-backend") == "ray":
             asynchronous = "--distributed-executor-backend mp"
     elif served is not None and served.case.model.states:
@@ -449,7 +454,7 @@ def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
         gain = row.batch_size / at_once
         yield Change(
             change=f"Let a step take {needed} tokens, not {most}",
-            option=f"{OPTIONS['vllm'].chunk} {max(needed, 2048)}",
+            option=f"{options_of(command).chunk} {max(needed, 2048)}",
             reason=f"only {at_once} of {row.batch_size} sequences have room for their drafts in a step",
             gain=math.sqrt(gain),
             gain_low=1.0 + 0.1 * (gain - 1.0),
@@ -480,7 +485,7 @@ def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
         )
         yield Change(
             change="Keep prompts in the prefix cache",
-            option=OPTIONS[command.engine].prefix_cache,
+            option=options_of(command).prefix_cache,
             reason=f"each prompt of {row.context_len} tokens is read anew in {prompt_s:.2g} s; "
             f"where half of it is shared by others, requests end so much sooner",
             gain=middle,
@@ -490,7 +495,7 @@ def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
     engine = served.case.engine
     usual = engine.scheduler.prefill_tokens
     options = {
-        OPTIONS[command.engine].chunk: most,
+        options_of(command).chunk: most,
         "--long-prefill-token-threshold": command.prompt_part_tokens,
     }
     parts = {name: part for name, part in options.items() if part is not None}

@@ -233,11 +233,14 @@ def _site(again: Plan, device: HardwareProfile) -> Site:
     is_cpu = device.kind == "cpu"
     named = {asked: asked, again.model: asked, again.best.draft: again.best.draft}
     served = {name: served_checkpoint(model) for name, model in named.items()}
+    model = load_model_spec(asked)
+    published = model.quantization
     return Site(
         checkpoints={
             name: known for name, known in served.items() if known is not None
         },
-        longest_context=load_model_spec(asked).longest_context,
+        published_weights=None if published is None else published.weight_dtype,
+        longest_context=model.longest_context,
         is_cpu=is_cpu,
     )
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import msgspec
 
 from magicdec.errors import ConfigError
-from magicdec.reports.deployment import Deployment, comment, read_deployment
-from magicdec.reports.exports import check_engine, write_settings
+from magicdec.reports.deployment import Deployment, comment
+from magicdec.reports.exports import deployment_on, write_settings
 from magicdec.schema.plan import UNKNOWN_SITE, Plan, Site
 
 LEAST_OUTPUT = 512
@@ -46,8 +46,7 @@ def write_cost_check(
 
     Raises ConfigError for a plan without a draft.
     """
-    check_engine(engine)
-    deployment = read_deployment(plan, site=site)
+    deployment = deployment_on(engine, plan, site=site)
     if not deployment.best.is_speculative:
         raise ConfigError(
             "the plan's choice drafts nothing, so there is no cost to check: give --candidate"

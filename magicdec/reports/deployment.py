@@ -20,6 +20,8 @@ from magicdec.schema.row import Candidate, Verdict
 from magicdec.units import MIB, MILLI, format_interval, format_number, format_seconds
 
 COMMENT_WIDTH = 79
+SIXTEEN_BITS = frozenset(("bf16", "fp16", "fp32"))
+"""Formats that a checkpoint of 16 bits is served in by an option of its type of numbers."""
 RECEIVING = {
     "vllm": "add --kv-transfer-config with your connector (NixlConnector, for instance)",
     "sglang": "add --disaggregation-mode decode and your --disaggregation-transfer-backend",
@@ -59,12 +61,16 @@ class Deployment:
     """Tokens per step that the engine is to impose instead of checking drafts."""
     kv_dtype: str = "bf16"
     weight_dtype: str = "bf16"
-    asked_weights: str | None = None
-    """Weights in another format than the checkpoint's, where a plan asked for them."""
+    other_weights: str = ""
+    """The format that a plan asked for, where the checkpoint has another one."""
+    quantization: str = ""
+    """The option that makes it of the checkpoint; "": another checkpoint is needed."""
 
     @property
     def name(self) -> str:
         """The model as the command names it."""
+        if self.other_weights and not self.quantization:
+            return f"YOUR-{self.other_weights.upper()}-CHECKPOINT-OF-{self.model}"
         name: str = self.site.checkpoints.get(self.model, self.model)
         return name
 
@@ -145,6 +151,12 @@ def read_deployment(
         # takes more
         share = max(1.0, length / (best.batch_size * planned_len))
         cache_bytes = MIB * math.ceil(plan.memory.kv_bytes * share / MIB)
+    asked = plan.request.weight_dtype or ""
+    published = (site.published_weights or "bf16").partition("_")[0]
+    other_weights = ""
+    is_kept = not asked or asked.startswith(published)
+    if not is_kept and not {asked, published} <= SIXTEEN_BITS:
+        other_weights = asked
     load = None
     if plan.traffic is not None:
         load = plan.traffic.best
@@ -163,7 +175,7 @@ def read_deployment(
         load=load,
         kv_dtype=plan.precision.kv_dtype,
         weight_dtype=plan.precision.weight_dtype,
-        asked_weights=plan.request.weight_dtype,
+        other_weights=other_weights,
     )
 
 
@@ -233,9 +245,13 @@ def heading(engine: str, plan: Deployment) -> list[str]:
             "Model names are magicdec's: put the checkpoint's path or Hugging Face name in their "
             "place."
         )
-    if plan.asked_weights not in (None, "bf16", "fp16"):
+    if plan.quantization:
         lines.append(
-            f"Priced with weights in {plan.asked_weights}: serve a checkpoint in that format."
+            f"Weights are quantized to {plan.other_weights} while they are loaded."
+        )
+    elif plan.other_weights:
+        lines.append(
+            f"{plan.name} stands for a checkpoint with weights in {plan.other_weights}, as priced."
         )
     if not best.is_speculative:
         lines.append("No speculation that is known to pay runs here: leave it off.")
@@ -333,30 +349,6 @@ def cache_note(plan: Deployment) -> list[str]:
 
 def can_speculate(plan: Deployment) -> bool:
     return plan.best.is_speculative and plan.best.draft != "self"
-
-
-def head_name(plan: Deployment, lines: list[str]) -> str:
-    """The checkpoint of a draft that is another network: the one whose acceptance was planned with,
-    the name that was given, or a placeholder; `lines` says which."""
-    best = plan.best
-    if plan.candidate is not None and plan.candidate.drafting.checkpoint:
-        lines.append(
-            "The draft's checkpoint is a published one: that whose acceptance was planned with, "
-            "where it was measured, and of several the one measured most; --draft-model plans "
-            "another."
-        )
-        return plan.candidate.drafting.checkpoint
-    if best.draft == best.draft_method:
-        name = f"YOUR-{best.draft.upper()}-HEAD-OF-{plan.model}"
-        lines.append(
-            f"{name} is a placeholder: magicdec knows no published head of this model."
-        )
-        return name
-    known: str | None = plan.site.checkpoints.get(best.draft)
-    if known:
-        return known
-    lines.append(f"{best.draft} stands for the draft's own path or name.")
-    return best.draft
 
 
 def schedule_note(plan: Deployment) -> list[str]:

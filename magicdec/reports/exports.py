@@ -19,6 +19,7 @@ and, for how a replica is spread, of
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shlex
@@ -34,7 +35,6 @@ from magicdec.reports.deployment import (
     can_speculate,
     command,
     comment,
-    head_name,
     heading,
     read_deployment,
     schedule_note,
@@ -45,7 +45,7 @@ from magicdec.schema.plan import UNKNOWN_SITE, Plan, Site
 from magicdec.schema.record import Record
 from magicdec.schema.row import Candidate
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.heads import has_checkpoint
+from magicdec.specs.heads import has_checkpoint, head_for
 from magicdec.specs.vllm_plugin import DRAFT_CLASS
 from magicdec.units import MICRO
 
@@ -65,13 +65,26 @@ def export(
     not the first plan's.
     Raises ConfigError for an unknown engine, and for a plan that does not fit in memory.
     """
-    return write_settings(engine, read_deployment(plan, reason=reason, site=site))
+    return write_settings(engine, deployment_on(engine, plan, reason=reason, site=site))
 
 
 def check_engine(engine: str) -> None:
     """Raises ConfigError for an engine that nothing is written for."""
     if engine not in ENGINE_TITLES:
         raise unknown_choice("engine", engine, ENGINE_TITLES)
+
+
+def deployment_on(
+    engine: str, plan: Plan, *, reason: str = "", site: Site = UNKNOWN_SITE
+) -> Deployment:
+    """The deployment of a plan on an engine, which may quantize 16-bit weights as it loads them.
+    Raises ConfigError as `read_deployment` does, and for an unknown engine."""
+    check_engine(engine)
+    deployment = read_deployment(plan, reason=reason, site=site)
+    if deployment.other_weights != "fp8" or site.published_weights is not None:
+        return deployment
+    option = load_engine(engine).options.quantization
+    return dataclasses.replace(deployment, quantization=option)
 
 
 def write_settings(engine: str, deployment: Deployment) -> str:
@@ -83,6 +96,41 @@ def write_settings(engine: str, deployment: Deployment) -> str:
     }
     check_engine(engine)
     return writers[engine](deployment)
+
+
+def head_name(engine: str, plan: Deployment, lines: list[str]) -> str:
+    """The checkpoint of a draft that is another network: the one whose acceptance was planned with,
+    another of the table that the engine loads, the name that was given, or a placeholder; `lines`
+    says which."""
+    best = plan.best
+    planned = ""
+    if plan.candidate is not None:
+        planned = plan.candidate.drafting.checkpoint or ""
+    is_head = best.draft == best.draft_method
+    if not is_head and not planned:
+        known: str | None = plan.site.checkpoints.get(best.draft)
+        if known:
+            return known
+        lines.append(f"{best.draft} stands for the draft's own path or name.")
+        return best.draft
+    name = head_for(engine, plan.model, best.draft_method, planned)
+    if name and name == planned:
+        lines.append(
+            "The draft's checkpoint is a published one: that whose acceptance was planned with, "
+            "where it was measured, and of several the one measured most; --draft-model plans "
+            "another."
+        )
+    elif name:
+        lines.append(
+            f"{name} is a published head of this model; it was planned with another acceptance."
+        )
+    else:
+        name = f"YOUR-{best.draft.upper()}-HEAD-OF-{plan.model}"
+        why = "magicdec knows no published head of this model"
+        if planned:
+            why += f" that this engine loads ({planned} is in the format of vLLM's speculators)"
+        lines.append(f"{name} is a placeholder: {why}.")
+    return name
 
 
 # vLLM
@@ -118,7 +166,7 @@ def _vllm_speculation(plan: Deployment, lines: list[str]) -> dict[str, Any]:
     if best.draft_method == "ngram":
         config |= _lookup_lengths(plan)
     if has_checkpoint(best.draft_method, plan.model):
-        config["model"] = head_name(plan, lines)
+        config["model"] = head_name("vllm", plan, lines)
     config["num_speculative_tokens"] = gamma
     if best.draft_tp_size is not None and best.draft_tp_size != best.tp_size:
         config["draft_tensor_parallel_size"] = best.draft_tp_size
@@ -137,12 +185,9 @@ def _vllm_speculation(plan: Deployment, lines: list[str]) -> dict[str, Any]:
         lines.append("Not supported with data parallelism: gamma by batch size.")
         lines += schedule_note(plan)
         return config
-    config["num_speculative_tokens_per_batch_size"] = [
-        list(band) for band in plan.bands
-    ]
+    config[engine.options.table] = [list(band) for band in plan.bands]
     lines += [
-        "Supported: gamma by batch size (num_speculative_tokens_per_batch_size; not with data "
-        "parallelism).",
+        f"Supported: gamma by batch size ({engine.options.table}; not with data parallelism).",
         f"Not supported: gamma by context; the bands are those of context {best.context_len}.",
     ]
     if not method.is_head:
@@ -157,7 +202,10 @@ def _vllm_limits(plan: Deployment) -> Words:
     """Limits the server to what was priced: sequences at a time, captured graphs, and the formats
     of weights and cache.
     """
-    words = [["--max-num-seqs", str(plan.rank_batch)]]
+    options = load_engine("vllm").options
+    words = [[options.batch, str(plan.rank_batch)]]
+    if plan.quantization:
+        words.append([plan.quantization])
     if plan.max_model_len is not None:
         words.append(["--max-model-len", str(plan.max_model_len)])
     if plan.weight_dtype == "fp32":
@@ -169,10 +217,17 @@ def _vllm_limits(plan: Deployment) -> Words:
         if plan.cache_bytes is not None:
             words.append(["--kv-cache-memory-bytes", str(plan.cache_bytes)])
     elif not plan.is_captured:
-        words.append(["--max-cudagraph-capture-size", str(plan.max_pass_tokens)])
+        words.append([options.captured.format(captured_size(plan.max_pass_tokens))])
     if plan.kv_dtype == "fp8":
         words.append(["--kv-cache-dtype", "fp8"])
     return words
+
+
+def captured_size(tokens: int) -> int:
+    """The least step of at least so many tokens that vLLM captures by itself: its sizes are
+    multiples of 8, from 256 on of 16 (vllm/config/vllm.py, _set_cudagraph_sizes)."""
+    step = 16 if tokens > 256 else 8
+    return -(-tokens // step) * step
 
 
 def _vllm_plugin(plan: Deployment) -> str:
@@ -279,25 +334,26 @@ def _lookup_lengths(plan: Deployment) -> dict[str, int]:
 
 def _sglang(plan: Deployment) -> str:
     lines = heading("sglang", plan)
+    engine = load_engine("sglang")
     words = [
         ["python3", "-m", "sglang.launch_server"],
         ["--model-path", shlex.quote(plan.name)],
         *sglang_words(plan, lines),
         [
-            "--max-running-requests",
+            engine.options.batch,
             str(plan.best.batch_size),
         ],  # speculation would reset it to 48
     ]
+    if plan.quantization:
+        words.append([plan.quantization])
     if not plan.is_captured:
-        words.append(["--cuda-graph-max-bs", str(plan.rank_batch)])
+        words.append([engine.options.captured.format(plan.rank_batch)])
     if plan.computes_in_fp16:
         words.append(["--dtype", "half"])
     if plan.kv_dtype == "fp8":
         words.append(["--kv-cache-dtype", "fp8_e4m3"])
     best = plan.best
-    window = load_engine("sglang").window_settings(
-        best.draft, best.draft_method, best.draft_budget
-    )
+    window = engine.window_settings(best.draft, best.draft_method, best.draft_budget)
     lines += unsupported("sglang", plan, has_window=bool(window))
     if can_speculate(plan):
         words += _sglang_draft(plan, lines)
@@ -313,11 +369,11 @@ def _sglang_draft(plan: Deployment, lines: list[str]) -> Words:
     """The flags of the draft: how it drafts, its checkpoint, gamma and window."""
     best = plan.best
     gamma = best.gamma
-    if plan.varies and gamma not in {steps for _, _, steps in plan.bands}:
+    if _follows_batch(plan) and gamma not in {steps for _, _, steps in plan.bands}:
         gamma = plan.max_gamma
     checkpoint = ""
     if has_checkpoint(best.draft_method, plan.model):
-        checkpoint = shlex.quote(head_name(plan, lines))
+        checkpoint = shlex.quote(head_name("sglang", plan, lines))
     return sglang_draft(load_engine("sglang"), best, gamma, checkpoint)
 
 
@@ -335,35 +391,54 @@ def sglang_draft(
         words.append(["--speculative-eagle-topk", "1"])
     words.append(["--speculative-num-draft-tokens", str(gamma + 1)])
     window = engine.window_settings(row.draft, row.draft_method, row.draft_budget)
-    return words + [[name, str(count)] for name, count in window.items()]
+    words += [[name, str(count)] for name, count in window.items()]
+    backend = engine.draft(row.draft, row.draft_method).window_backend
+    if window and backend:
+        words.append([backend])
+    return words
+
+
+def _follows_batch(plan: Deployment) -> bool:
+    """Whether SGLang has gamma follow the batch: not with attention in data parallel."""
+    options = load_engine("sglang").options
+    is_able = options.follows_batch(plan.best.draft_method) and plan.best.dp_size == 1
+    return plan.varies and is_able
 
 
 def _sglang_schedule(plan: Deployment, lines: list[str]) -> Words:
-    """Gamma by batch size, which SGLang takes for heads."""
+    """Gamma by batch size, where SGLang follows it."""
     if not plan.varies:
         return []
-    if not METHODS[plan.best.draft_method].is_head:
+    option = load_engine("sglang").options.table
+    if not _follows_batch(plan):
         lines.append(
-            "Not supported for this draft: gamma by batch size (--speculative-adaptive is for "
-            "EAGLE only)."
+            f"Not supported here: gamma by batch size ({option} is for EAGLE, EAGLE-3 and prediction "
+            "modules without attention in data parallel)."
         )
         lines += schedule_note(plan)
         return []
-    schedule = {}
-    for start, _, steps in plan.bands:
-        schedule[str(start)] = {"candidate_steps": [steps]}
     lines.append("Supported: gamma by batch size. Save as gamma.json:")
-    lines.append(f"  {json.dumps(schedule)}")
-    return [["--speculative-adaptive"], ["--speculative-adaptive-config", "gamma.json"]]
+    lines.append(f"  {gammas_of_sglang(plan.bands)}")
+    return [[option], [f"{option}-config", "gamma.json"]]
+
+
+def gammas_of_sglang(bands: Sequence[BatchBand]) -> str:
+    """SGLang's file of gammas by batch."""
+    schedule = {str(start): {"candidate_steps": [steps]} for start, _, steps in bands}
+    return json.dumps(schedule)
 
 
 def _sglang_sampling(best: Record, lines: list[str]) -> Words:
-    """Rejection sampling, which SGLang has for heads."""
+    """Sampling from the draft, where SGLang has an option for it."""
     method = METHODS[best.draft_method]
-    if best.temperature <= 0 or method.sort == "lookup":
+    is_greedy = best.temperature <= 0 or method.sort == "lookup"
+    if is_greedy or method.sort == "parallel":  # these sample without an option
         return []
-    if method.is_head:
-        return [["--speculative-use-rejection-sampling"]]
+    setting = (
+        load_engine("sglang").draft(best.draft, best.draft_method).sampling_setting
+    )
+    if setting:
+        return [[setting]]
     lines.append(
         "Not supported for this draft: rejection sampling; at temperature > 0 fewer drafts are "
         "accepted."
@@ -385,8 +460,9 @@ def _draft_ranks_note(best: Record) -> list[str]:
 def _trtllm(plan: Deployment) -> str:
     lines = heading("trtllm", plan)
     flags, spread = trtllm_flags(plan, lines)
+    engine = load_engine("trtllm")
     name = shlex.quote(plan.name)
-    serve = f"trtllm-serve {name} {flags} --max_batch_size {plan.rank_batch}"
+    serve = f"trtllm-serve {name} {flags} {engine.options.batch} {plan.rank_batch}"
     body = list(spread)
     if plan.computes_in_fp16:
         body.append("dtype: float16")
@@ -403,15 +479,21 @@ def _trtllm(plan: Deployment) -> str:
         lines += _trtllm_serve(serve, has_file=bool(body))
         return comment(lines) + "".join(f"{line}\n" for line in body)
     method = plan.best.draft_method
-    config: dict[str, Any] = dict(load_engine("trtllm").draft_call(method))
+    config: dict[str, Any] = dict(engine.draft_call(method))
+    gamma = plan.best.gamma
+    if engine.options.follows_batch(method):
+        gamma = plan.max_gamma
     if method == "ngram":
         longest = _lookup_lengths(plan)["prompt_lookup_max"]
         config["max_matching_ngram_size"] = longest
     elif not has_checkpoint(method, plan.model):
-        config["num_nextn_predict_layers"] = plan.best.gamma
+        config["num_nextn_predict_layers"] = gamma
     else:
-        config["speculative_model"] = head_name(plan, lines)
-    config["max_draft_len"] = plan.max_gamma
+        config["speculative_model"] = head_name("trtllm", plan, lines)
+    config["max_draft_len"] = gamma
+    sampling = engine.draft(plan.best.draft, method).sampling_setting
+    if sampling and plan.best.temperature > 0:
+        config[sampling] = True
     if plan.synthetic_tokens is not None:
         accepted = round(plan.synthetic_tokens - 1.0)
         serve = f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={accepted} {serve}"
@@ -430,8 +512,8 @@ def _trtllm_schedule(plan: Deployment, lines: list[str]) -> list[str]:
     """Gamma by batch size, which TensorRT-LLM does not take for heads."""
     if not plan.varies:
         return []
-    if METHODS[plan.best.draft_method].is_head:
-        lines.append("Not supported for EAGLE in 1.2: gamma by batch size.")
+    if not load_engine("trtllm").options.follows_batch(plan.best.draft_method):
+        lines.append("Not supported for heads in 1.2: gamma by batch size.")
         lines += schedule_note(plan)
         return []
     schedule, changed = draft_len_schedule(plan.bands)

@@ -31,6 +31,7 @@ from magicdec.specs.engine_tables import (
     EngineHybrids,
     EngineKernels,
     EngineMemory,
+    EngineOptions,
     EngineOverheads,
     EnginePaths,
     EnginePrefixCache,
@@ -81,6 +82,7 @@ class EngineProfile(
     memory: EngineMemory = EngineMemory()
     prefix_cache: EnginePrefixCache = EnginePrefixCache()
     errors: EngineErrors = EngineErrors()
+    options: EngineOptions = EngineOptions()
     drafts: dict[str, EngineDraft] = msgspec.field(
         default_factory=lambda: dict.fromkeys(DRAFT_KINDS, EngineDraft())
     )

@@ -430,6 +430,36 @@ class EnginePrefixCache(EngineTable, frozen=True, kw_only=True):
     """The setting with which it is not, in words."""
 
 
+class EngineOptions(EngineTable, frozen=True, kw_only=True):
+    """The engine's options as advice and exports write them, with {} for a value; "": it has none."""
+
+    speculation: str = ""
+    table: str = ""
+    """Gamma by batch."""
+    table_of: tuple[str, ...] = ()
+    """Methods of drafts whose gamma follows the batch. Empty: all."""
+    table_not_with: tuple[str, ...] = ()
+    """Options with which it does not, in addition to data parallelism."""
+    tp: str = ""
+    batch: str = ""
+    """Sequences at once."""
+    is_batch_of_rank: bool = False
+    """Whether `batch` counts the sequences of each data-parallel rank."""
+    chunk: str = ""
+    """Tokens of a prompt that one step reads."""
+    captured: str = ""
+    """Largest step that has a graph."""
+    asynchronous: str = ""
+    """What undoes the setting that keeps a step from being scheduled while another runs."""
+    prefix_cache: str = ""
+    quantization: str = ""
+    """Quantizes 16-bit weights to fp8 as they are loaded."""
+
+    def follows_batch(self, method: str) -> bool:
+        """Whether it has gamma follow the batch with a method."""
+        return bool(self.table) and (not self.table_of or method in self.table_of)
+
+
 class EngineErrors(EngineTable, frozen=True, kw_only=True):
     """How right the profile is: one standard deviation of what the terms' own errors do not explain."""
 
@@ -486,6 +516,12 @@ class EngineDraft(EngineTable, frozen=True, kw_only=True):
     """The package that it needs and that the engine does not bring along."""
     window_setting: str = ""
     """The setting that cuts a head's attention to a window."""
+    window_backend: str = ""
+    """The setting of the kernels without which the window is not read."""
+    sampling_setting: str = ""
+    """The setting that samples from the draft above temperature 0, where the engine asks for one."""
+    is_whole_block: bool = False
+    """Whether it drafts its checkpoint's block, no more and no fewer."""
     window_note: str = ""
     """Why a head's attention cannot be cut, in the engine's newest release."""
     sink_setting: str = ""

@@ -115,6 +115,21 @@ def has_checkpoint(method: str, target: str) -> bool:
     return METHODS[method].has_checkpoint or bool(heads_of(target, method))
 
 
+def is_loaded_by(engine: str, checkpoint: str) -> bool:
+    """Whether an engine loads a head's format: vLLM alone has the architectures of its own
+    speculators (vllm-project/speculators issue 53)."""
+    return engine == "vllm" or "speculator" not in checkpoint.lower()
+
+
+def head_for(engine: str, target: str, method: str, preferred: str = "") -> str:
+    """The checkpoint of a head to name in an engine's command: the preferred one, or the table's
+    first that the engine loads; "": none is known."""
+    known = [head.checkpoint for head in heads_of(target, method)]
+    if preferred:
+        known.insert(0, preferred)
+    return next((name for name in known if is_loaded_by(engine, name)), "")
+
+
 def facts_of(checkpoint: str, *, reads_files: bool = True) -> HeadFacts:
     """The known facts of a head by the name or the path of its checkpoint. `reads_files`: whether a
     file may be read, and the hub asked, for it."""

@@ -252,8 +252,8 @@ def test_a_file_is_predicted_at_usual_loads_where_it_does_not_tell() -> None:
     ("sglang", ["--speculative-algorithm EAGLE3", "--speculative-num-steps 3 --speculative-eagle-topk 1",
                 "--speculative-num-draft-tokens 4", "--speculative-draft-model-path"]),
     ("llama.cpp", ["--spec-type draft-eagle3", "--spec-draft-n-max 3"]),
-    ("trtllm", ['speculative_config: {"decoding_type": "Eagle3"', '"speculative_model": "EAGLE-3-HEAD"',
-                '"max_draft_len": 3}']),
+    ("trtllm", ['speculative_config: {decoding_type: "Eagle3"', 'speculative_model: "EAGLE-3-HEAD"',
+                'max_draft_len: 3}']),
 ])  # fmt: skip
 def test_another_draft_s_option_is_the_engines_own(
     engine: str, words: list[str]
@@ -262,7 +262,7 @@ def test_another_draft_s_option_is_the_engines_own(
     drafting = msgspec.structs.replace(row.drafting, checkpoint="")
     profile_name = "vllm" if engine == "llama.cpp" else engine
     command: Any = SimpleNamespace(
-        engine=engine, engine_profile=profile_name, speculation=None, model="llama-3.1-8b"
+        engine=engine, engine_profile=profile_name, speculation=None, model="gemma-3-27b", read={}
     )  # fmt: skip
     text = options.draft_option(
         command, msgspec.structs.replace(row, drafting=drafting)
@@ -279,7 +279,7 @@ def test_another_draft_s_option_is_the_engines_own(
     if engine == "vllm":
         assert f'"prompt_lookup_max": {options.PROMPT_LOOKUP_MAX}' in text
     if engine == "llama.cpp":
-        assert text == "--spec-type ngram-simple --spec-draft-n-max 3"
+        assert text == "--spec-type ngram-simple --spec-ngram-simple-size-m 3"
 
 
 @pytest.mark.parametrize(("engine", "draft", "checkpoint", "model", "is_own"), [

@@ -273,7 +273,7 @@ def test_a_head_that_nobody_published_is_a_placeholder_that_says_so(
 @pytest.mark.parametrize(
     ("engine", "most", "flag"),
     [("vllm", "--max-num-seqs 300", "--max-cudagraph-capture-size "),
-     ("sglang", "--max-running-requests 300", "--cuda-graph-max-bs 300"),
+     ("sglang", "--max-running-requests 300", "--cuda-graph-max-bs-decode 300"),
      ("trtllm", "--max_batch_size 300", "  max_batch_size: 300")],
 )  # fmt: skip
 def test_a_batch_beyond_the_captured_graphs_raises_their_limit(

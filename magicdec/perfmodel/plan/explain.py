@@ -721,6 +721,7 @@ def _gains(
 
 
 LOGS = "requests.jsonl"
+TOKENIZER = "path/to/tokenizer.json"
 SERVER = "http://localhost:8000"
 
 
@@ -729,12 +730,14 @@ def measuring_command(case: Case, option: DraftOption) -> str:
     requests, others are counted on a server."""
     replay = f"magicdec profile-acceptance --outputs {LOGS} --draft"
     if option.method in LOOKUP_METHODS:
-        return f"{replay} {option.draft}"
+        # logs of text are split into tokens; those of tokens take no harm
+        return f"{replay} {option.draft} --tokenizer {TOKENIZER}"
     if option.model is not None and option.draft != SELF:
         return f"{replay} path/to/{option.draft}"
     draft = f"--draft {option.draft}"
     if option.draft == SELF:
-        draft += f" --draft-method {option.method}"
+        budget = next((known for known in option.budgets if known), RATE_BUDGET)
+        draft += f" --draft-method {option.method} --draft-budget {budget}"
     return (
         f"magicdec observe {SERVER} {draft} --model {case.model.name} --seconds 600 "
         "-o acceptance.json"

@@ -345,12 +345,15 @@ class Case:
         )
 
     def gammas_of(self, option: DraftOption | None) -> tuple[int, ...]:
-        """Gammas to search: the requested one, else all up to the deepest whose acceptance is
-        known. (0,) drafts nothing."""
+        """Gammas to search: the requested one, else the block of a draft that the engine runs whole,
+        else all up to the deepest whose acceptance is known. (0,) drafts nothing."""
         if option is None:
             return (0,)
         if self.request.gamma is not None:
             return (self.request.gamma,)
+        block = option.acceptance.most_drafts
+        if block and self.engine.draft(option.draft, option.method).is_whole_block:
+            return (block,)
         multiple = option.multiple
         deepest = deepest_gamma(option.acceptance)
         return tuple(

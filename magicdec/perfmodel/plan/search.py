@@ -201,7 +201,11 @@ def every_gamma(
         tp_sizes=(row.tp_size,),
     )
     narrowed = dataclasses.replace(option, budgets=(row.draft_budget,))
-    gammas = tuple(range(1, max(deepest, *free.gammas_of(option)) + 1))
+    gammas = free.gammas_of(option)
+    if len(gammas) > 1:
+        gammas = tuple(range(1, max(deepest, *gammas) + 1))
+    elif deepest and deepest not in gammas:
+        gammas = (*gammas, deepest)
     batches = np.asarray([float(row.batch_size)])
     points = _points(free, narrowed, batches, gammas)
     whole = predict(free.setup(option), option.acceptance, points)

@@ -203,6 +203,15 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def most_sequences(self) -> int | None:
+        """Sequences that it admits at once, on all its data-parallel ranks."""
+        if self.max_num_seqs is None:
+            return None
+        if load_engine(self.engine_profile).options.is_batch_of_rank:
+            return self.max_num_seqs * self.dp_size
+        return self.max_num_seqs
+
+    @property
     def keeps_states_between_steps(self) -> bool:
         """Whether SGLang's prefix cache of recurrent states takes the overlap away: by "no_buffer", the
         default before 0.5.14 (sglang/srt/server_args.py of 0.5.10 and 0.5.13)."""

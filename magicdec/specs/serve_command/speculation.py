@@ -175,7 +175,10 @@ def _lossy(config: Mapping[str, Any]) -> list[str]:
     lossy = []
     method = str(config.get("rejection_sample_method") or "")
     if method in ("fly", "synthetic"):
-        lossy.append(f'"rejection_sample_method": "{method}"')
+        setting = f'"rejection_sample_method": "{method}"'
+        # vLLM refuses a length or rates without the method
+        given = [key for key in config if key.startswith(f"{method}_")]
+        lossy.append(" and ".join([setting, *map(json.dumps, given)]))
     for key in (
         "posterior_threshold",
         "posterior_alpha",

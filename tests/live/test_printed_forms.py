@@ -1,0 +1,227 @@
+"""Every command and configuration that is printed for others is one that the engine's version takes, and
+that does what is said (tests/printed.py reads them)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from printed import faults_of_advice, faults_of_export, faults_of_shell, newest_with
+from typer.testing import CliRunner
+
+from magicdec.cli import app, register_commands
+from magicdec.errors import ConfigError, MagicdecError
+from magicdec.live.check import AskedLoad, Check, check_command
+from magicdec.naming import ENGINE_TITLES
+from magicdec.perfmodel.planner import PlanRequest, make_plan
+from magicdec.perfmodel.variations import Replanned, for_engine
+from magicdec.reports.cost_check import write_cost_check
+from magicdec.reports.exports import export
+from magicdec.specs.serve_command import read_serve_command
+
+ROOT = Path(__file__).parents[2]
+VERSION = {
+    engine: {"vllm": "0.32.0", "sglang": "0.5.23", "trtllm": "1.2"}[engine]
+    for engine in ENGINE_TITLES
+}
+
+PLANS: dict[str, dict[str, Any]] = {
+    "eagle3": {"draft": "eagle3"},
+    "eagle3 of many": {"draft": "eagle3", "batch_sizes": (300,)},
+    "eagle3, greedy": {"draft": "eagle3", "temperature": 0.0},
+    "eagle": {"draft": "eagle"},
+    "ngram": {"draft": "ngram", "acceptance_rate": 0.7},
+    "draft model": {"draft": "llama-3.2-1b", "acceptance_rate": 0.8},
+    "fp8 weights": {"draft": "eagle3", "weight_dtype": "fp8"},
+    "int4 weights": {"draft": "none", "weight_dtype": "int4"},
+    "dflash": {"model": "qwen3-8b", "draft": "dflash", "acceptance_rate": 0.7},
+    "dspark": {"model": "qwen3-8b", "draft": "dspark", "acceptance_rate": 0.7},
+    "p-eagle": {"model": "gpt-oss-20b", "draft": "p-eagle", "acceptance_rate": 0.7},
+    "mtp": {"model": "deepseek-v3", "draft": "mtp", "tp_size": 8, "hardware": ("h200-sxm-141gb",)},
+    "mtp of ranks": {
+        "model": "deepseek-v3", "draft": "mtp", "acceptance_rate": 0.8, "hardware": ("h200-sxm-141gb",),
+        "ep_size": 8, "dp_attention": True,
+    },
+    "a head of vLLM's own": {
+        "model": "llama-4-maverick", "draft": "eagle3", "tp_size": 8, "hardware": ("h200-sxm-141gb",),
+    },
+    "a window": {"draft": "eagle", "draft_budgets": (512,), "context_lens": (16_384,)},
+}  # fmt: skip
+WIDE = {
+    f"{model}, {draft}, {batch} users, {temperature:g}": {
+        "model": model, "draft": draft, "batch_sizes": (batch,), "temperature": temperature,
+        "acceptance_rate": 0.75, "tp_size": 2,
+    }
+    for model in ("qwen3-32b", "qwen3-30b-a3b", "llama-3.1-8b")
+    for draft in ("eagle3", "eagle", "ngram", "dflash", "dspark", "qwen3-0.6b")
+    for batch in (1, 33, 300)
+    for temperature in (0.0, 1.0)
+}  # fmt: skip
+"""The product that the fast cases sample."""
+
+
+@cache
+def exported(asked: str, engine: str) -> Replanned:
+    case: dict[str, Any] = {
+        "model": "llama-3.1-8b", "hardware": ("h100-sxm-80gb",), "context_lens": (1024,), "batch_sizes": (4,)
+    }  # fmt: skip
+    case |= (PLANS | WIDE)[asked]
+    try:
+        document = make_plan(PlanRequest(engine=engine, **case))
+    except ConfigError as error:
+        pytest.skip(f"{engine}: {error}")
+    fitting = [row for row in document.candidates if row.fits]
+    if fitting:
+        choice = document.choosing(fitting[0])
+        document = msgspec.structs.replace(document, choice=choice)
+    return for_engine(document, engine)
+
+
+def assert_exported(asked: str, engine: str) -> None:
+    again = exported(asked, engine)
+    text = export(engine, again.plan, reason=again.reason, site=again.site)
+    assert faults_of_export(engine, VERSION[engine], text) == [], text
+
+
+def refusal(words: list[str]) -> str:
+    """A `magicdec` command's error, without a process of its own."""
+    register_commands(words[0])
+    result = CliRunner().invoke(app, words)
+    return f"{result.exception or ''} {result.output}"
+
+
+@pytest.mark.parametrize("engine", ENGINE_TITLES)
+@pytest.mark.parametrize("asked", PLANS)
+def test_an_export_is_taken_by_its_engine(asked: str, engine: str) -> None:
+    assert_exported(asked, engine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINE_TITLES)
+@pytest.mark.parametrize("asked", WIDE)
+def test_every_export_is_taken_by_its_engine(asked: str, engine: str) -> None:
+    assert_exported(asked, engine)
+
+
+@pytest.mark.parametrize("engine", ENGINE_TITLES)
+@pytest.mark.parametrize("asked", ["eagle3", "ngram", "mtp"])
+def test_a_check_of_costs_is_taken_by_its_engine(asked: str, engine: str) -> None:
+    """Each of its servers, and its own last command as far as it goes without results."""
+    again = exported(asked, engine)
+    if not again.plan.best.is_speculative:
+        pytest.skip("no draft there")
+    tokens = {1: 1.7, again.plan.best.gamma: 2.4}
+    text = write_cost_check(
+        engine, again.plan, tokens, plan_file="it's.json", site=again.site
+    )
+    *servers, last = re.split(r"^# (?=\d+\. |Read the)", text, flags=re.MULTILINE)
+    assert len(servers) == 2 + len(tokens)
+    assert list(faults_of_shell(text)) == []
+    for server in servers[1:]:
+        settings = server.partition("\n")[2].partition("# Then,")[0]
+        assert faults_of_export(engine, VERSION[engine], settings) == [], settings
+    words = shlex.split(last.splitlines()[-1])
+    assert words[:2] == ["magicdec", "calibrate"]
+    assert "cost-plain.json" in refusal(words[1:]), (
+        "the command is read; there are no results"
+    )
+
+
+# What is advised
+# --------------------------------------------------------------------------------------------------
+
+CASES = [
+    case
+    for case in tomllib.loads((ROOT / "tests/data/serve_commands.toml").read_text())[
+        "command"
+    ]
+    if "is" in case
+]
+EAGLE3 = '"model": "AngelSlim/Qwen3-8B_eagle3", "num_speculative_tokens"'
+ADVISED = {
+    "few graphs": "vllm serve Qwen/Qwen3-8B --max-cudagraph-capture-size 16 --max-num-seqs 100",
+    "few graphs, 0.11": "docker run vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-8B --cuda-graph-sizes 16",
+    "a list of graphs": "vllm serve Qwen/Qwen3-8B --cudagraph-capture-sizes 1 2 4",
+    "no table, 0.20": "docker run vllm/vllm-openai:v0.20.0 --model Qwen/Qwen3-8B --speculative-config "
+                      f"'{{\"method\": \"eagle3\", {EAGLE3}: 3}}'",
+    "a table": f"vllm serve Qwen/Qwen3-8B --speculative-config '{{\"method\": \"eagle3\", {EAGLE3}: 8}}'",
+    "ranks": "vllm serve Qwen/Qwen3-8B -dp 2 --max-num-seqs 32 --speculative-config "
+             f"'{{\"method\": \"eagle3\", {EAGLE3}: 8}}'",
+    "an apostrophe": """vllm serve Qwen/Qwen3-8B --speculative-config '{"method": "eagle3", """
+                     """"model": "/data/bob'"'"'s/eagle3", "num_speculative_tokens": 9}'""",
+    "imposed": "vllm serve Qwen/Qwen3-8B --speculative-config '{\"method\": \"eagle3\", "
+               f"{EAGLE3}: 3, \"rejection_sample_method\": \"synthetic\", \"synthetic_acceptance_length\": 2.1}}'",
+    "sglang": "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --speculative-algorithm EAGLE3 "
+              "--speculative-draft-model-path AngelSlim/Qwen3-8B_eagle3 --speculative-num-steps 7 "
+              "--speculative-eagle-topk 1 --speculative-num-draft-tokens 8",
+    "sglang, few graphs": "docker run lmsysorg/sglang:v0.5.23 python3 -m sglang.launch_server "
+                          "--model-path Qwen/Qwen3-8B --cuda-graph-max-bs-decode 4",
+    "sglang 0.5.18": "docker run lmsysorg/sglang:v0.5.18 python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B "
+                     "--cuda-graph-max-bs 4 --disable-radix-cache --disable-overlap-schedule",
+    "sglang 0.5.10": "docker run lmsysorg/sglang:v0.5.10 python3 -m sglang.launch_server --model-path "
+                     "meta-llama/Llama-3.1-8B-Instruct --cuda-graph-max-bs 4",
+    "dspark": "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --speculative-algorithm DSPARK "
+              "--speculative-draft-model-path deepseek-ai/dspark_qwen3_8b_block7 --speculative-num-draft-tokens 8",
+    "dflash": "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --speculative-algorithm DFLASH "
+              "--speculative-draft-model-path z-lab/Qwen3-8B-DFlash-b16 --speculative-num-draft-tokens 16",
+    "sglang ngram": "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --speculative-algorithm NGRAM "
+                    "--speculative-num-draft-tokens 8",
+    "maverick": "python -m sglang.launch_server --model-path meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8 --tp 8",
+    "trtllm": "trtllm-serve Qwen/Qwen3-8B --max_batch_size 4",
+    "trtllm mtp": "trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --config c.yaml <<EOF\nEOF",
+    "llama.cpp": "llama-server -m Qwen3-8B-Q8_0.gguf -md Qwen3-0.6B-Q8_0.gguf -ngl 99 --draft-max 16",
+    "llama.cpp alone": "llama-server -m Qwen3-8B-Q8_0.gguf -ngl 99 --parallel 4",
+    "llama.cpp ngram": "llama-server -m Qwen3-8B-Q8_0.gguf -ngl 99 --spec-type ngram-simple",
+}  # fmt: skip
+LLAMA_CPP = (
+    *("--spec-type", "--spec-draft-n-max", "--spec-ngram-simple-size-m", "--model-draft", "--parallel"),
+    *("--split-mode", "--ubatch-size", "--no-cache-prompt", "--draft-max", "-md"),
+)  # fmt: skip
+"""Options that advice names, of llama.cpp's common/arg.cpp; --draft-max is that of older builds."""
+
+
+def checked(text: str, **load: Any) -> Check:
+    command = read_serve_command(text)
+    usual = {"batch": 16, "context_len": 2048} | load
+    return check_command(command, AskedLoad(**usual))
+
+
+def assert_advised(text: str, **load: Any) -> None:
+    answer = checked(text, **load)
+    command = answer.command
+    version = command.version or ""
+    if not version and command.engine in ENGINE_TITLES:
+        version = newest_with(command.engine, command.read) or VERSION[command.engine]
+    for change in answer.changes:
+        if command.engine == "llama.cpp":
+            setting = change.option.partition(" (")[0]
+            for word in re.findall(r"(?<=\s)--?[a-z][\w-]+", f" {setting}"):
+                assert word in LLAMA_CPP or word in command.read, change
+            assert not setting.startswith("leave out") or setting.split()[2] in text
+            continue
+        assert faults_of_advice(command.engine, version, change.option, text) == [], (
+            change
+        )
+
+
+@pytest.mark.parametrize("name", ADVISED)
+def test_advice_is_taken_by_the_engines_version(name: str) -> None:
+    for load in ({}, {"batch": 100}):
+        assert_advised(ADVISED[name], **load)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_advice_on_public_commands_is_taken_by_the_engines_version(
+    case: dict[str, Any],
+) -> None:
+    try:
+        assert_advised(case["text"])
+    except MagicdecError:
+        pytest.skip("not planned for")
