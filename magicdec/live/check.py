@@ -628,6 +628,13 @@ def _on_command(
             model=model.name,
         )
 
+    # a prefix cache of recurrent states
+    if model.states and command.keeps_states_between_steps:
+        if command.speculation is not None:
+            find("a draft beside states without buffers", model=model.name)
+        if command.states_strategy == "no_buffer":
+            find("states without buffers")
+
     # the format that it computes in
     device = request.hardware[0]
     if isinstance(device, str):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from magicdec.live.check import AskedLoad, _request, users_in_cache
+from magicdec.live.check import AskedLoad, _on_command, _request, users_in_cache
 from magicdec.live.settings import Change, Served, costs_of
 from magicdec.perfmodel.plan.request import Case, PlanRequest
 from magicdec.perfmodel.planner import answered
@@ -97,6 +97,40 @@ def test_a_cache_of_states_without_buffers_schedules_between_steps(
         assert result.tpot_s == pytest.approx(plain.tpot_s)
     else:
         assert result.tpot_s < plain.tpot_s
+
+
+DRAFTED = (
+    "--speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1 "
+    "--speculative-num-draft-tokens 4"
+)
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "is_refused"),
+    [
+        ("0.5.10", DRAFTED, True),
+        ("0.5.10", f"{DRAFTED} --mamba-scheduler-strategy extra_buffer", False),
+        ("0.5.10", f"{DRAFTED} --disable-radix-cache", False),
+        ("0.5.10", "", False),
+        ("0.5.23", DRAFTED, False),
+        ("0.5.23", "--mamba-radix-cache-strategy no_buffer", True),
+        (
+            "0.5.23",
+            "--mamba-radix-cache-strategy no_buffer --disable-overlap-schedule",
+            False,
+        ),
+    ],
+)
+def test_states_without_buffers_are_refused_where_sglang_does(
+    version: str, words: str, is_refused: bool
+):
+    """Its asserts: the first with a draft to 0.5.13, the second with overlapped scheduling from 0.5.16."""
+    command = read_serve_command(of_sglang(version, f"{HYBRID} {words}"))
+    model = load_model_spec(command.model)
+    load = AskedLoad(hardware="h100", batch=1, context_len=2048)
+    request, _ = _request(command, load, model)
+    kinds = [finding.kind for finding in _on_command(command, load, request, model)]
+    assert ("wrong" in kinds) == is_refused
 
 
 def test_a_dense_model_has_no_states_to_keep():
