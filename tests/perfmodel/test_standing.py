@@ -341,6 +341,14 @@ def test_a_plan_searches_no_gamma_beyond_the_block() -> None:
         ("vllm@0.8.4", "eagle3", "0.8.5"),
         ("sglang@0.5.15", "dspark", "0.5.16"),
         ("sglang@0.5.16", "dspark", ""),
+        ("sglang@0.5.10", "dflash", "0.5.11"),
+        ("sglang@0.5.13", "dflash", ""),
+        ("sglang@0.5.2", "ngram", "0.5.3"),
+        ("sglang@0.5.10", "ngram", ""),
+        ("trtllm@1.2", "dflash", "1.3"),
+        ("trtllm@1.3.0rc27", "dflash", ""),
+        ("trtllm@1.2", "suffix", "1.3"),
+        ("trtllm@1.3.0rc27", "suffix", ""),
     ],
 )
 def test_a_version_before_a_method_cannot_start_it(
@@ -376,17 +384,17 @@ def test_a_sparse_self_draft_starts_where_its_plugin_does(
 
 
 def test_draft_models_were_gone_in_between() -> None:
-    """vLLM issue 31883: 0.13 refuses them; V0 ran them, and V1 does from 0.14 on."""
+    """vLLM issue 31883: 0.13 refuses them; V0 ran them, and V1 does from 0.15 on."""
     draft = load_model_spec("qwen3-0.6b")
     answers = []
-    for version in ("0.10", "0.13.0", "0.14", "0.32"):
+    for version in ("0.10", "0.13.0", "0.14.0", "0.15.0", "0.32"):
         asked = AskedDraft(draft="qwen3-0.6b", method="full", model=draft)
         answers.append(
             standing(
                 asked, load_model_spec("qwen3-8b"), load_engine(f"vllm@{version}")
             ).starts
         )
-    assert answers == [True, False, True, True]
+    assert answers == [True, False, False, True, True]
 
 
 def test_drafts_beyond_the_prediction_modules_are_multiples_of_them_in_vllm() -> None:

@@ -167,3 +167,17 @@ def test_every_constant_is_found_and_changed_by_its_address() -> None:
     assert again.constant("drafts.eagle3.step_overhead_s") == 0.5
     assert again.graphs.captured_tokens == 7
     assert again.drafts["ngram"] == profile.drafts["ngram"]
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm"])
+def test_each_bound_of_a_draft_names_its_source(name: str) -> None:
+    """Which drafts an engine runs, and from which version on, is read somewhere."""
+    engine = load_engine(name)
+    assert engine.sources["drafts.runs"]
+    for tables in engine.before.values():
+        for kind, changes in tables.get("drafts", {}).items():
+            if "runs" in changes:
+                assert engine.sources[f"drafts.{kind}.runs"]
+    for kind, draft in engine.drafts.items():
+        if draft.newest_version:
+            assert engine.sources[f"drafts.{kind}.runs"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from magicdec.errors import ConfigError
-from magicdec.naming import method_name
+from magicdec.naming import ENGINE_TITLES, method_name
 from magicdec.perfmodel.acceptance.belief import plain_model
 from magicdec.perfmodel.acceptance.believed import known_checkpoints
 from magicdec.specs.catalog import load_model_spec, models_that_may_draft
@@ -23,6 +23,7 @@ from magicdec.specs.engine import (
     engine_names,
     engines_that_run,
     load_engine,
+    version_number,
 )
 from magicdec.specs.heads import (
     HeadFacts,
@@ -148,7 +149,7 @@ def standing(asked: AskedDraft, target: ModelSpec, engine: EngineProfile) -> Sta
     if is_own_module and not has_module(target):
         return _without_module(target)
     most = facts.most_drafts
-    notes = []
+    notes = _of_next_version(asked, engine)
     reason = ""
     for situation in _situations(asked, facts, target, engine, is_own_module):
         rule = _rule(situation.rule, asked, target, engine)
@@ -302,6 +303,16 @@ def _unable_engine(asked: AskedDraft, engine: EngineProfile) -> Standing | None:
         f"engine {engine.name} does not run {kind}",
         no_engine_for=(asked.draft, asked.method),
     )
+
+
+def _of_next_version(asked: AskedDraft, engine: EngineProfile) -> list[str]:
+    """A remark on a draft that only versions run beyond the one that exports are written for, where
+    no version is named."""
+    title = ENGINE_TITLES.get(engine.name, "")
+    since = engine.runs_since(asked.draft, asked.method)
+    if engine.version or version_number(since) <= version_number(title):
+        return []
+    return [f"{title.rpartition(' ')[0]} runs {_name(asked.method)} from {since} on"]
 
 
 def _situations(
