@@ -407,7 +407,7 @@ def _standing(
         tp_size=command.tp_size,
         draft_tp_size=speculation.tp_size,
         pp_size=command.pp_size,
-        settings=command.settings.union(speculation.switches),
+        settings=command.settings,
         exists=True,
     )
     return standing(asked, model, load_engine(command.engine_profile))
@@ -554,6 +554,7 @@ def _request(
         **given,
         weight_dtype=_format("quantization", command.weight_dtype, model),
         kv_dtype=_format("kv-cache-dtype", command.kv_dtype, model),
+        settings=command.settings,
     )
     if named is None:
         request, of_device = _on_usual_hardware(request, model)

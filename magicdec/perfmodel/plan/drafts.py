@@ -181,6 +181,7 @@ def _standing(
         tp_size=request.tp_size,
         draft_tp_size=request.draft_tp_size,
         pp_size=request.pp_size or 1,
+        settings=request.settings,
         exists=is_measured or request.gives_acceptance,
         is_measured=is_measured,
     )

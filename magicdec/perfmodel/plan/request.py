@@ -64,6 +64,8 @@ class PlanRequest(Request, frozen=True, kw_only=True):
     """Lengths of requests; replaces `context_lens` and `gen_len`."""
     tree: TreeSpec | None = None
     """The shape of a head's drafts that branch; None: chains."""
+    settings: frozenset[str] = frozenset()
+    """Options, keys and variables that the engine is given besides."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -157,12 +157,15 @@ def standing(asked: AskedDraft, target: ModelSpec, engine: EngineProfile) -> Sta
             engine_name=engine.name, target=target.name, **situation.values
         )
         if rule.is_wrong:
+            other = situation.method or asked.method
+            is_run = other == asked.method or engine.runs(other, other)
             return Standing(
                 "cannot start",
                 says,
-                situation.cure,
-                method=situation.method,
+                situation.cure if is_run else "",
+                method=situation.method if is_run else None,
                 most_drafts=most,
+                no_engine_for=None if is_run else (other, other),
             )
         if situation.rule == MORE_THAN_BLOCK:
             reason = says
@@ -354,15 +357,14 @@ def _situations(
     if asked.method not in HEAD_METHODS:
         return
 
-    # the target's own prediction module
+    # a head that runs for some targets alone; the target's own prediction module
     gamma = asked.gamma or 0
     head = facts.checkpoint or "the head"
-    if asked.method == "mtp":
-        yield Situation(
-            "prediction module of this architecture",
-            {"architecture_name": target.architecture},
-            "leave the draft out, or choose another one",
-        )
+    yield Situation(
+        "head for this architecture",
+        {"architecture_name": target.architecture},
+        "leave the draft out, or choose another one",
+    )
     if is_own_module:
         modules = max(len(target.mtp_layers), 1)
         if gamma > modules and gamma % modules:

@@ -153,8 +153,10 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settings(self) -> frozenset[str]:
-        """Names of the options and variables that are given, and not turned off."""
+        """Names of the options, keys and variables that are given, and not turned off."""
         on = {name for name, value in self.read.items() if value not in OFF}
+        if self.speculation is not None:
+            on.update(self.speculation.switches)
         others = (self.noted, self.without_effect, self.not_looked_at)
         return frozenset(on.union(*others))
 
