@@ -131,7 +131,7 @@ def _file() -> FormatsFile:
 
 def weight_format_names() -> list[str]:
     """Formats that weights may have, without sizes of files."""
-    return list({**DTYPE_BYTES, **_file().types, **_file().formats})
+    return list(dict.fromkeys([*DTYPE_BYTES, *_file().types, *_file().formats]))
 
 
 @cache

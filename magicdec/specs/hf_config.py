@@ -541,6 +541,25 @@ def _awq(config: _Config) -> Read:
     return Read((scheme,), kept, reason=reason)
 
 
+def _auto_round(config: _Config) -> Read:
+    """AutoRound's, which lists the layers that it leaves in 16 bits in `extra_config`."""
+    bits = _bits(config, "bits")
+    kept = ["lm_head"]
+    extra = config.values.get("extra_config")
+    if isinstance(extra, dict):
+        for module, settings in extra.items():
+            if isinstance(settings, dict) and settings.get("bits") in (16, 32):
+                kept.append(module)
+    scheme = Scheme(
+        dtype=f"int{bits}",
+        storage=None,
+        bits=bits,
+        zero_bits=bits,
+        group_size=config.whole("group_size", default=128),
+    )
+    return Read((scheme,), tuple(kept))
+
+
 def _bits(config: _Config, *names: str) -> int:
     bits = config.whole(*names, default=4)
     if bits not in (4, 8):
@@ -755,6 +774,7 @@ READERS: Mapping[str, Callable[[_Config], Read]] = {
     "mxfp4": _mxfp4,
     "gptq": _gptq,
     "awq": _awq,
+    "auto-round": _auto_round,
     "bitsandbytes": _bitsandbytes,
     "modelopt": _modelopt,
     "modelopt_fp4": _modelopt,

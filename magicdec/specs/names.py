@@ -74,6 +74,7 @@ GPTQ = {
     "desc_act": False,
     "sym": True,
 }
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True}
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
 MXFP4 = {
     "quant_method": "compressed-tensors",
@@ -100,6 +101,9 @@ FORMATS: dict[str, dict[str, Any] | None] = {
     "fp8-dynamic": PER_CHANNEL,
     "fp8-kv": PER_CHANNEL | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}},
     "fp8": PER_CHANNEL,
+    "autoround-int4": AUTO_ROUND,
+    "int4-autoround": AUTO_ROUND,
+    "autoround": AUTO_ROUND,
     "awq-int4": AWQ,
     "awq-4bit": AWQ,
     "awq": AWQ,

@@ -109,6 +109,7 @@ def test_a_block_counts_its_scales(name, bits):
         ("qwen3-32b-nvfp4", "nvfp4", 4.5),
         ("qwen3-32b-mxfp4", "mxfp4", 4.25),
         ("qwen3-32b-bnb-4bit", "int4", 4.5),
+        ("Intel/Qwen3-32B-int4-AutoRound", "int4", 4.15625),
     ],
 )
 def test_times_follow_the_scales_that_a_configuration_names(name, weights, bits):
