@@ -247,7 +247,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         return Check(
             command=command,
             hardware=request.record().hardware[0],
-            num_gpus=command.tp_size * command.pp_size * command.dp_size,
+            num_gpus=command.num_devices,
             batch_size=request.batch_sizes[0],
             context_len=request.context_lens[0],
             assumed=assumed,
@@ -323,7 +323,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
     return Check(
         command=command,
         hardware=alone.hardware,
-        num_gpus=alone.num_gpus * command.dp_size,
+        num_gpus=alone.num_gpus * command.dp_size * command.prompt_ranks,
         batch_size=alone.batch_size,
         context_len=alone.context_len,
         assumed=assumed,
@@ -610,7 +610,7 @@ def _on_command(
         named = _listed_device(command.hardware)
         if named is None:
             find("a device that is not known", device=command.hardware)
-    needed = command.tp_size * command.pp_size * command.dp_size
+    needed = command.num_devices
     granted = counted(named or "").num_gpus or command.num_gpus or needed
     if granted < needed:
         find("fewer devices than are used", needed=needed, granted=granted)

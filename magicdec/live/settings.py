@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -24,6 +25,7 @@ from magicdec.live.options import (
     states_option,
 )
 from magicdec.perfmodel.drafting import draft_of
+from magicdec.perfmodel.footprint import weights_bytes
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.search import search
 from magicdec.schema.row import Candidate, Gain
@@ -38,6 +40,18 @@ SHARED_SHARES = (0.0, 0.5, 0.9)
 """Shares of a prompt that others have too, where prompts are read anew: least, middle, most."""
 USUAL_OUTPUT = 256
 """Generated tokens of a request, where none are given."""
+HOST_BYTES_PER_S = {
+    "pascal": 12e9,
+    "volta": 12e9,
+    "turing": 12e9,
+    "ampere": 25e9,
+    "ada": 25e9,
+    "hopper": 50e9,
+    "blackwell": 50e9,
+}
+"""What a device reads of its host's memory, by its generation: four fifths of sixteen lanes of PCIe 3, 4
+and 5 (15.8, 31.5 and 63 GB/s, pcisig.com)."""
+USUAL_HOST_BYTES_PER_S = 25e9
 LIKELY = 0.75
 """Probability from which a change is advised: three to one."""
 OF_SAMPLING = "--speculative-accept-threshold"
@@ -146,6 +160,33 @@ def between_steps(engine: EngineProfile) -> EngineProfile:
     return engine.as_set(PathOptions(is_synchronous=True))
 
 
+def slower_passes(engine: EngineProfile, *, more_s: float) -> EngineProfile:
+    """The engine whose steps take longer by a time."""
+    overheads = engine.overheads
+    return engine.with_constants(
+        {
+            "overheads.autoregressive_overhead_s": overheads.autoregressive_overhead_s
+            + more_s,
+            "overheads.step_overhead_s": overheads.step_overhead_s + more_s,
+            "overheads.overhead_on": {
+                device: own_s + more_s
+                for device, own_s in overheads.overhead_on.items()
+            },
+        }
+    )
+
+
+def fits_without_host(served: Served) -> bool:
+    """Whether a row fits with all weights on its devices."""
+    engine = served.case.engine.with_constants({"memory.host_weight_bytes": 0.0})
+    case = replace(served.case, engine=engine)
+    row = served.row
+    largest = case.largest_batches(
+        option=served.option, budget=row.draft_budget, gamma=row.gamma
+    )
+    return bool(largest[case.tp_sizes.index(row.tp_size)] >= row.batch_size)
+
+
 def with_nccl(engine: EngineProfile) -> EngineProfile:
     """The engine that sums over ranks by NCCL."""
     return engine.as_set(PathOptions(has_custom_all_reduce=False))
@@ -195,6 +236,25 @@ def with_host_times(engine: EngineProfile) -> EngineProfile:
             "graphs.piecewise_pass_s": graphs.piecewise_pass_s,
         }
     )
+
+
+def host_reads_s(served: Served) -> float:
+    """Seconds of a pass that reads the weights in the host's memory over the device's link: all of them,
+    but of experts those that its tokens touch."""
+    case = served.case
+    row = served.row
+    held = weights_bytes(case.model, case.precision, row.tp_size, case.spread)
+    read = min(case.engine.memory.host_weight_bytes, float(held))
+    model = case.model
+    if model.is_moe:
+        idle = (model.num_parameters - model.active_parameters) / (
+            model.expert_parameters
+        )
+        touched = 1.0 - idle ** (row.batch_size * (row.gamma + 1))
+        of_experts = model.expert_parameters / model.num_parameters
+        read *= 1.0 - of_experts * (1.0 - touched)
+    rate = HOST_BYTES_PER_S.get(case.hardware.generation, USUAL_HOST_BYTES_PER_S)
+    return read / rate
 
 
 def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]:
@@ -267,6 +327,16 @@ def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]
     # engines' own kernels need every device to reach every other (custom_all_reduce.py of either)
     reaches = served.case.hardware.link.topology in ("nvlink", "xgmi")
     sums_itself = served.row.tp_size == 2 or (served.row.tp_size > 2 and reaches)
+    if command.host_weight_bytes:
+        reads_s = host_reads_s(served)
+        advice = None
+        if fits_without_host(served):
+            advice = _unpriced(
+                "Keep all weights on the device",
+                "leave out --cpu-offload-gb",
+                "every pass reads those in the host's memory over its link",
+            )
+        settings.append(Setting(partial(slower_passes, more_s=reads_s), advice=advice))
     if not command.has_custom_all_reduce and sums_itself:
         advice = _unpriced(
             "Sum over the devices by the engine's own kernels, not NCCL's",

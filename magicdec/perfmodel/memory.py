@@ -102,10 +102,12 @@ def memory_need(
     workspace = workspace + draft.workspace_bytes(kept)
     if not setup.engine.memory.workspace_in_share:
         workspace = np.zeros(())
+    own_weights = weights_bytes(
+        setup.model, setup.precision, tp, spread, setup.engine.memory.embedding
+    )
+    on_host = setup.engine.memory.host_weight_bytes
     return MemoryNeed(
-        weights_bytes=weights_bytes(
-            setup.model, setup.precision, tp, spread, setup.engine.memory.embedding
-        ),
+        weights_bytes=np.maximum(own_weights - on_host, 0.0),
         kv_bytes=of_stage * batch * per_sequence,
         draft_weights_bytes=np.asarray(draft.weights_bytes(tp), dtype=np.float64),
         draft_kv_bytes=np.asarray(draft.cache_bytes(kept), dtype=np.float64),

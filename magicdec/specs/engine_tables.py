@@ -9,6 +9,7 @@ MAX_VALUE = 1e6
 LIMITS = {
     "workspace_bytes": 1e15,
     "set_aside_per_rank_bytes": 1e15,
+    "host_weight_bytes": 1e15,
     "memory_fraction": 1.0,
 }
 """Largest values of constants other than MAX_VALUE."""
@@ -393,6 +394,9 @@ class EngineMemory(EngineTable, frozen=True, kw_only=True):
     parallelism)."""
     state_element_bytes: float = 4.0
     """Bytes of one number of a recurrent state."""
+    host_weight_bytes: float = 0.0
+    """Bytes of each device's weights that stay in the host's memory, and are read over its link in every
+    pass."""
     spare_slots: int = 0
     """Slots that each cache has beyond the longest sequence and the block in flight."""
     memory_fraction: float = 0.9

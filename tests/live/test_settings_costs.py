@@ -219,6 +219,7 @@ def test_the_headline_is_the_fault() -> None:
         without_draft=row,
         changes=changes,
         problems=[],
+        asked=[],
         not_understood=[],
         notes=[],
     )

@@ -449,3 +449,34 @@ def test_tensorrt_llm_has_graphs_of_captured_batches_alone_without_padding():
         "cuda_graph_config: {enable_padding: true}"
     ]
     assert alone.tpot_s > padded.tpot_s
+
+
+def test_weights_on_the_host_come_over_its_link_in_every_pass():
+    """10 GiB over sixteen lanes of PCIe 5, 63 GB/s at most, and a slower one before Hopper."""
+    plain = "vllm serve Qwen/Qwen3-14B"
+    option = "--cpu-offload-gb 10"
+    for hardware, least_s in (
+        ("h100", 10 * 2**30 / 63e9),
+        ("a100", 10 * 2**30 / 31.5e9),
+    ):
+        on_host = priced(f"{plain} {option}", hardware=hardware)
+        more_s = on_host.tpot_s - priced(plain, hardware=hardware).tpot_s
+        assert least_s < more_s < 1.5 * least_s
+        assert on_host.advised("Keep all weights") == ["leave out --cpu-offload-gb"]
+    # all of its weights, at most
+    whole = priced(f"{plain} --cpu-offload-gb 1000")
+    assert whole.tpot_s == pytest.approx(
+        priced(f"{plain} --cpu-offload-gb 28").tpot_s, rel=0.1
+    )
+
+
+def test_a_model_that_fits_with_weights_on_the_host_alone_is_not_told_to_keep_them():
+    large = priced("vllm serve meta-llama/Llama-3.1-70B-Instruct --cpu-offload-gb 90")
+    assert large.advised("Keep all weights") == []
+    assert large.tpot_s > 1.0
+
+
+def test_a_prompts_ranks_multiply_the_devices():
+    """vllm/config/parallel.py of 0.33: the world is tp x pp x pcp."""
+    command = read_serve_command("vllm serve Qwen/Qwen3-32B -tp 2 -dp 2 -pcp 4")
+    assert command.num_devices == 16

@@ -32,6 +32,7 @@ from magicdec.specs.serve_command.start import (
     words_of,
 )
 from magicdec.specs.serve_command.stated import StatedOptions
+from magicdec.units import GIB
 
 MODES = {
     "none": "none",
@@ -119,7 +120,9 @@ def command_of(start: Start, given: Given) -> ServeCommand:
         frees_windows=said.truth("window_cache") is not False,
         overlaps_drafting=said.truth("overlapped_drafting"),
         attention_dp_size=attention_dp_size,
-        context_ranks=said.count("context_ranks") or 1,
+        context_ranks=min(said.count("context_ranks") or 1, tp_size),
+        prompt_ranks=said.count("prompt_ranks") or 1,
+        host_weight_bytes=_host_weight_bytes(meanings),
         cache_tokens=_cache_tokens(said),
         cache_bytes=byte_count(meanings.get("cache_bytes", "")),
         state_dtype=meanings.get("state_dtype"),
@@ -273,6 +276,14 @@ def _attention_groups(said: StatedOptions, tp_size: int) -> int:
     if meanings.get("shared_dp") == "true" and "attention_dp" not in meanings:
         return said.count("dp") or 1
     return said.count("attention_dp") or 1
+
+
+def _host_weight_bytes(meanings: Mapping[str, str]) -> float:
+    """Bytes of each device's weights in the host's memory: engines' GB are GiB."""
+    text = meanings.get("host_weights", "0")
+    if re.fullmatch(r"\d{1,5}(?:\.\d{0,9})?", text):
+        return float(text) * GIB
+    return 0.0
 
 
 def _cache_tokens(said: StatedOptions) -> int | None:

@@ -109,6 +109,10 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     """Groups of the ranks that each attend to sequences of their own."""
     context_ranks: int = 1
     """Ranks that share the tokens of a cache."""
+    prompt_ranks: int = 1
+    """Groups of devices that divide each prompt's tokens."""
+    host_weight_bytes: float = 0.0
+    """Bytes of each device's weights that stay in the host's memory."""
     cache_tokens: int | None = None
     """Tokens that the cache holds, where the command says."""
     cache_bytes: float | None = None
@@ -161,6 +165,11 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(on.union(*others))
 
     @property
+    def num_devices(self) -> int:
+        """Devices that it uses."""
+        return self.tp_size * self.pp_size * self.dp_size * self.prompt_ranks
+
+    @property
     def is_eager(self) -> bool:
         return self.graphs == "eager"
 
@@ -191,6 +200,10 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
                     "memory.memory_fraction": self.memory_fraction,
                     "memory.set_aside": (),
                 }
+            )
+        if self.host_weight_bytes:
+            engine = engine.with_constants(
+                {"memory.host_weight_bytes": self.host_weight_bytes}
             )
         return engine.as_set(
             PathOptions(
