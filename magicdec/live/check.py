@@ -617,6 +617,12 @@ def _on_command(
     elif granted > needed:
         find("more devices than are used", needed=needed, granted=granted)
 
+    find(
+        "a model that is not listed",
+        model=model.name,
+        architecture=model.architecture,
+    )
+
     # its longest sequence
     most = command.max_model_len
     if most is not None and most > model.longest_context:

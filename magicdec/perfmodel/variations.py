@@ -239,6 +239,7 @@ def _site(again: Plan, device: HardwareProfile) -> Site:
         checkpoints={
             name: known for name, known in served.items() if known is not None
         },
+        architecture=model.architecture,
         published_weights=None if published is None else published.weight_dtype,
         longest_context=model.longest_context,
         is_cpu=is_cpu,

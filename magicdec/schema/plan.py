@@ -640,6 +640,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     """The directory or repository to load for a name of a model or a draft; a name without one is
     written as it is.
     """
+    architecture: str = ""
+    """The model's; "": not known."""
     published_weights: str | None = None
     """Format of the checkpoint's weights; None: 16 bits."""
     longest_context: int | None = None

@@ -23,6 +23,7 @@ from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.perfmodel.variations import Replanned, for_engine
 from magicdec.reports.cost_check import write_cost_check
 from magicdec.reports.exports import export
+from magicdec.reports.sentences import next_line
 from magicdec.specs.serve_command import read_serve_command
 
 ROOT = Path(__file__).parents[2]
@@ -225,3 +226,84 @@ def test_advice_on_public_commands_is_taken_by_the_engines_version(
         assert_advised(case["text"])
     except MagicdecError:
         pytest.skip("not planned for")
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "is_listed"),
+    [
+        ("trtllm", "qwen3.5-9b", False),
+        ("trtllm", "qwen3-8b", True),
+        ("vllm", "qwen3.5-9b", True),
+    ],
+)
+def test_a_model_that_an_engine_does_not_list_is_noted(
+    engine: str, model: str, is_listed: bool
+) -> None:
+    plan = make_plan(
+        PlanRequest(
+            engine=engine, model=model, draft="none", hardware=("h100-sxm-80gb",)
+        )
+    )
+    again = for_engine(plan, engine)
+    text = export(engine, again.plan, site=again.site)
+    assert ("list of models" not in " ".join(text.split())) == is_listed
+
+
+# What is to be done next
+# --------------------------------------------------------------------------------------------------
+
+NEXT: dict[str, dict[str, Any]] = {
+    "ngram": {"draft": "ngram"},
+    "a draft model": {"draft": "llama-3.2-1b"},
+    "a head": {"draft": "eagle3"},
+    "itself": {"draft": "self", "draft_method": "streamingllm"},
+    "itself, here": {"draft": "self", "draft_method": "snapkv", "engine": "ours"},
+}
+STOPS = {
+    "ngram": "read 40 requests",
+    "a draft model": "there are no weights for llama-3.2-1b here",
+}
+"""How far a command comes without a server or a checkpoint; the others as far as a connection."""
+HERE = {
+    "requests.jsonl": str(ROOT / "docs/samples/requests.jsonl"),
+    "path/to/tokenizer.json": str(ROOT / "magicdec/data/embedded/tokenizer.json"),
+    "http://localhost:8000": "http://localhost:9",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in STOPS else ())
+        for name in NEXT
+    ],
+)
+def test_the_command_that_measures_a_draft_runs_to_its_server(
+    name: str, tmp_path: Path
+) -> None:
+    request = {
+        "model": "llama-3.1-8b",
+        "hardware": ("h100-sxm-80gb",),
+        "context_lens": (8192,),
+    }
+    plan = make_plan(PlanRequest(**(request | NEXT[name])))
+    assert plan.choice.outlook is not None
+    words = plan.choice.outlook.measure.split()
+    words = [HERE.get(word, word) for word in words]
+    if "-o" in words:
+        words[words.index("-o") + 1] = str(tmp_path / "acceptance.json")
+    assert STOPS.get(name, "cannot read http://localhost:9/metrics") in refusal(
+        words[1:]
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINE_TITLES)
+def test_the_export_that_is_named_next_is_written(engine: str, tmp_path: Path) -> None:
+    plan = exported("eagle3", engine).plan
+    file = tmp_path / "plan.json"
+    file.write_text(plan.to_json())
+    line = next_line(plan, every=True, saved_as=str(file))
+    words = shlex.split(line)
+    assert words[:2] == ["magicdec", "export"]
+    written = refusal(words[1:])
+    assert "Written by magicdec" in written, written

@@ -628,7 +628,7 @@ def outlook(choice: CaseChoice, ranking: Ranking, shown: Candidate) -> Outlook |
     option = case.option_of(shown)
     measure = ""
     if option.question is not None:
-        measure = measuring_command(case, option)
+        measure = measuring_command(case, option, shown.draft_budget)
     tasks = []
     if choice.texts is not None:
         rows = []
@@ -725,7 +725,7 @@ TOKENIZER = "path/to/tokenizer.json"
 SERVER = "http://localhost:8000"
 
 
-def measuring_command(case: Case, option: DraftOption) -> str:
+def measuring_command(case: Case, option: DraftOption, budget: int | None) -> str:
     """The command that measures a draft's acceptance: look-ups and draft models are replayed on logged
     requests, others are counted on a server."""
     replay = f"magicdec profile-acceptance --outputs {LOGS} --draft"
@@ -736,8 +736,9 @@ def measuring_command(case: Case, option: DraftOption) -> str:
         return f"{replay} path/to/{option.draft}"
     draft = f"--draft {option.draft}"
     if option.draft == SELF:
-        budget = next((known for known in option.budgets if known), RATE_BUDGET)
-        draft += f" --draft-method {option.method} --draft-budget {budget}"
+        draft += f" --draft-method {option.method}"
+        if budget is not None:
+            draft += f" --draft-budget {budget}"
     return (
         f"magicdec observe {SERVER} {draft} --model {case.model.name} --seconds 600 "
         "-o acceptance.json"
