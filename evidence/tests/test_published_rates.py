@@ -518,3 +518,30 @@ def test_hub_ids_are_those_of_the_tables_with_their_rows() -> None:
     )
     assert found[plain(named)] == (named, most)
     assert believed.measured_checkpoint(Question("no such model", "eagle3", 8.0)) == ""
+
+
+def test_the_most_tokens_per_step_are_the_tables_own() -> None:
+    """The highest row of chains by kind of draft and gamma, of those whose source is named."""
+    most: dict[tuple[str, int], float] = {}
+    for path in (published_rates.BELIEF_RATES, published_rates.FURTHER_RATES):
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                is_usable = (
+                    row["shape"] == "chain"
+                    and row["gamma"].isdecimal()
+                    and row["mean_acceptance_length"]
+                    and not row["secondary"]
+                    and not row["source"].startswith("excerpt")
+                )
+                if is_usable:
+                    kind = row["draft_kind"]
+                    kind = published_rates.KIND_OF.get(kind, kind)
+                    at = (kind, int(row["gamma"]))
+                    tokens = float(row["mean_acceptance_length"])
+                    most[at] = max(most.get(at, 0.0), tokens)
+    with believed.MOST_TOKENS_FILE.open(encoding="utf-8", newline="") as file:
+        shipped = {
+            (row["kind"], int(row["gamma"])): float(row["tokens_per_step"])
+            for row in csv.DictReader(file)
+        }
+    assert shipped == most

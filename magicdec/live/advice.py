@@ -186,7 +186,8 @@ class GammaChoice:
     gain_low: float
     gain_high: float
     is_sure_depth: bool
-    """Whether it is no deeper than is best where a cost that reports disagree on is dearer."""
+    """Whether it is no deeper than is best where a cost that reports disagree on is dearer, and than
+    the acceptance tells of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,7 +331,7 @@ def choices_at(
             gain=gains[gamma].item(),
             gain_low=low[gamma].item(),
             gain_high=high[gamma].item(),
-            is_sure_depth=is_sure[gamma].item(),
+            is_sure_depth=is_sure[gamma].item() and acceptance.tells_of(gamma),
         )
         choices.append(choice)
     return tuple(choices)

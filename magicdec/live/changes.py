@@ -213,6 +213,13 @@ def own_draft(
     notes = []
     if speculation.gamma is None:
         notes.append(f"gamma is the engine's default; {row.gamma}, the best, was taken")
+    option = first.searched.origin(row).option
+    assert option is not None
+    if option.acceptance.told_gammas == (row.gamma,):
+        notes.append(
+            f"one number of tokens per step tells nothing sure of more than {row.gamma} drafted tokens: "
+            "rates by position would (--acceptance-rate)"
+        )
     if speculation.tree is not None:
         notes.append(TREES_LOSE)
     elif speculation.is_tree:
@@ -229,8 +236,6 @@ def own_draft(
         notes.append(
             f"gamma follows a table by batch: {row.gamma} for {batch} sequences"
         )
-    option = first.searched.origin(row).option
-    assert option is not None
     return OwnDraft(row=row, case=first.case, option=option, notes=notes)
 
 

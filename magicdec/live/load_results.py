@@ -227,8 +227,13 @@ def _readings(runs: Sequence[LoadRun]) -> Readings:
     if len(readings) > 1:
         notes.append(f"{len(readings)} runs are taken together, whatever their loads")
     gamma = _depth(readings, longest)
-    if longest > 1.0 and not any(reading.counts.draft_tokens for reading in readings):
-        notes.append(f"drafted tokens per step are not told: at least {gamma}")
+    is_assumed = longest > 1.0 and not any(
+        reading.counts.draft_tokens for reading in readings
+    )
+    if is_assumed:
+        notes.append(
+            f"drafted tokens per step are not told: at least {gamma}, and nothing deeper is weighed"
+        )
     return Readings(
         series=ENGINES.get(first.engine, NOT_TOLD),
         unit="runs",
@@ -236,6 +241,7 @@ def _readings(runs: Sequence[LoadRun]) -> Readings:
         model=first.model,
         draft=UNNAMED,
         gamma=gamma,
+        is_gamma_assumed=is_assumed,
         notes=tuple(notes),
     )
 

@@ -213,6 +213,8 @@ class Observation:
     num_restarts: int = 0
     announced: ServedDraft | None = None
     """The draft that the server's own metrics, or its log, name."""
+    is_gamma_assumed: bool = False
+    """Whether gamma is not told, and the least with which the tokens per step are possible."""
     form: str = ""
     """The form of what was read, where that is no live metrics."""
     unit: str = "scrapes"

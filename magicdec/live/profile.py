@@ -12,12 +12,14 @@ from magicdec.counts import Counts, clustered_stderr, constant_rate
 from magicdec.errors import ConfigError
 from magicdec.live.observation import CounterIncreases, Observation, ServedDraft
 from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
+from magicdec.perfmodel.acceptance.believed import kind_of, told_gammas
 from magicdec.perfmodel.acceptance.fit import (
     MeasuredRates,
     Measurement,
     measured_rates,
     measurements_of,
 )
+from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
 from magicdec.schema.record import Record, current_environment
 
 BY_SEQUENCE = ("sequences", "requests")
@@ -149,6 +151,9 @@ def acceptance_profile(
         definition = (
             "one rate for all positions, from the tokens per step that an engine counts"
         )
+        profile = msgspec.structs.replace(
+            profile, told_gammas=_told_gammas(observation, draft)
+        )
     if draft.may_be_absent:
         definition += "; a step without a draft counts as one that was not accepted"
         share = 1.0
@@ -156,6 +161,19 @@ def acceptance_profile(
             share = min(observation.drafted_share, 1.0)
         profile = msgspec.structs.replace(profile, drafted_share=share)
     return msgspec.structs.replace(profile, definition=definition, name="observed")
+
+
+def _told_gammas(observation: Observation, draft: ServedDraft) -> tuple[int, ...]:
+    """The gammas of which the tokens per step of one gamma tell something."""
+    gamma = observation.gamma
+    counts = observation.counts
+    if not gamma or not counts.drafts:
+        return ()
+    if observation.is_gamma_assumed:
+        return (gamma,)
+    tokens = 1.0 + (counts.accepted or 0.0) / counts.drafts
+    rates = np.full(MAX_POSITIONS, float(constant_rate(tokens, gamma)))
+    return told_gammas(kind_of(draft.name, draft.method), gamma, rates)
 
 
 def record(

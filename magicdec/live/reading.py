@@ -63,6 +63,8 @@ class Readings:
     draft: ServedDraft | None = None
     """The draft that the log names."""
     gamma: int | None = None
+    is_gamma_assumed: bool = False
+    """Whether that is the least with which its tokens per step are possible."""
     faults: tuple[str, ...] = ()
     """Faults that it tells of, in sentences."""
     notes: tuple[str, ...] = ()
@@ -138,6 +140,7 @@ def _of_engine(
         window_s=window_s,
         num_scrapes=logged.number or len(readings),
         announced=logged.draft,
+        is_gamma_assumed=logged.is_gamma_assumed,
         form=logged.form,
         unit=logged.unit,
         faults=logged.faults,

@@ -365,7 +365,10 @@ Accept length: 2.5
 """
     one = load_results.read_report(report)
     assert one.gamma == 2
-    assert one.notes == ("drafted tokens per step are not told: at least 2",)
+    assert one.notes == (
+        "drafted tokens per step are not told: at least 2, and nothing deeper is weighed",
+    )
+    assert one.is_gamma_assumed
     two = load_results.read_report(report * 2)
     assert two.notes[0] == "2 runs are taken together, whatever their loads"
     assert len(two.readings) == 2

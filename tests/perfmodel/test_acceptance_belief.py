@@ -21,6 +21,7 @@ from magicdec.perfmodel.acceptance.believed import (
     assumed,
     completed,
     known_checkpoints,
+    most_tokens,
     of_length,
     yours,
 )
@@ -48,6 +49,26 @@ def test_a_constant_rate_is_recovered_and_its_depth_is_the_derivative_of_the_tok
         ]
         by_slope = (tilted[0] - tilted[1]) / (level[0] - level[1])
         assert beliefs.mean_depth(logit, gamma) == pytest.approx(by_slope, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "full", "snapkv", "no such kind"])
+@pytest.mark.parametrize("gamma", [1, 3, 5])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.99, 1.0])
+def test_one_length_tells_of_no_gamma_at_which_nobody_measured_as_many_tokens(
+    kind: str, gamma: int, share: float
+) -> None:
+    """Deeper than the one that it is of; a number at its ceiling tells of none."""
+    tokens = 1.0 + share * gamma
+    profile = of_length(tokens, gamma, Question("no such model", kind, 8.0))
+    first, *deeper = profile.told_gammas
+    assert first == gamma
+    most = most_tokens(kind)
+    for told in deeper:
+        expected, _ = profile.tokens_per_step(budget=1024.0, context=1024.0, gamma=told)
+        assert float(expected) <= most[told]
+    if share > 0.98 and kind != "snapkv":  # whose rows are all at their ceiling
+        assert profile.max_gamma == gamma
+    assert not profile.tells_of(99)
 
 
 @pytest.mark.parametrize(

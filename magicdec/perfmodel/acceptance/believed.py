@@ -15,6 +15,7 @@ one draft on two texts are largely one belief, so their errors add up by their c
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Sequence
 from functools import cache, lru_cache
@@ -38,9 +39,10 @@ from magicdec.perfmodel.acceptance.belief import (
     plain,
     plain_model,
 )
-from magicdec.perfmodel.acceptance.files import default_profile
+from magicdec.perfmodel.acceptance.files import PROFILES_DIRECTORY, default_profile
 from magicdec.perfmodel.acceptance.law import (
     LARGEST,
+    MAX_POSITIONS,
     Beyond,
     Law,
     LawError,
@@ -58,6 +60,10 @@ from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import SPARSE_METHODS, draft_model_name
 from magicdec.tasks import TASKS, shares_of
 from magicdec.units import GIGA, format_count
+
+MOST_TOKENS_FILE = PROFILES_DIRECTORY / "most_tokens.csv"
+"""The most tokens per step of evidence/data/acceptance by kind of draft and gamma, of chains whose
+source states both."""
 
 P = TypeVar("P", bound=AcceptanceProfile)
 
@@ -133,24 +139,26 @@ class Question(NamedTuple):
         **conditions: Any,
     ) -> Question:
         """The question about a draft by the names that plans call it and its method by."""
-        kind = method
         budget: float | None = None
-        model = draft_model_name(draft)
-        if model is not None:
-            kind = "full"
-            checkpoint = model
-        elif method == "full":
-            kind = "self-quantised"
-        elif method in SPARSE_METHODS:
+        if method in SPARSE_METHODS:
             budget = belief.USUAL_BUDGET
         return cls(
             model=target.name,
-            kind=kind,
+            kind=kind_of(draft, method),
             billions=target.num_parameters / GIGA,
-            draft=checkpoint,
+            draft=draft_model_name(draft) or checkpoint,
             budget=budget,
             **conditions,
         )
+
+
+def kind_of(draft: str, method: str) -> str:
+    """The kind of draft, in published rates, that plans call by these names."""
+    if method == "full" and draft_model_name(draft) is None:
+        return "self-quantised"
+    if draft_model_name(draft) is not None:
+        return "full"
+    return method
 
 
 class Assumed(NamedTuple):
@@ -537,13 +545,35 @@ def completed(profile: P, question: Question, *, num_given: int = 0) -> P:
     return msgspec.structs.replace(profile, beyond=beyond)
 
 
+def most_tokens(kind: str) -> dict[int, float]:
+    """The most tokens per step that anybody published of a kind of draft, by gamma."""
+    with MOST_TOKENS_FILE.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["kind"] == kind]
+    return {int(row["gamma"]): float(row["tokens_per_step"]) for row in rows}
+
+
+def told_gammas(kind: str, gamma: int, rates: Array) -> tuple[int, ...]:
+    """The gammas of which one number, tokens per step at `gamma`, tells something: itself, and deeper
+    ones at which `rates` by position, which go on beyond it, make no more tokens per step than
+    somebody measured of such a draft at that gamma.
+
+    A number near its ceiling leaves the rates beyond nearly free, so of none of those.
+    """
+    told = [gamma]
+    for deeper, most in most_tokens(kind).items():
+        if deeper > gamma and expected_tokens_per_step(rates, deeper) <= most:
+            told.append(deeper)
+    return tuple(sorted(told))
+
+
 def of_length(tokens: float, gamma: int, question: Question) -> RateProfile:
     """The profile of a draft that makes this many tokens per step at one gamma: rates that fall or
     rise by position as is believed of the draft, and give that length."""
     ends = {1.0: 0.0, gamma + 1.0: 1.0}
     if tokens in ends:
         flat = constant_profile(ends[tokens])
-        return completed(flat, question, num_given=gamma)
+        whole = completed(flat, question, num_given=gamma)
+        return msgspec.structs.replace(whole, told_gammas=(gamma,))
     constant = belief.constant_rate_logit(tokens, gamma)
     depth = belief.mean_depth(constant, gamma)
     slope, error = _slope(
@@ -562,9 +592,12 @@ def of_length(tokens: float, gamma: int, question: Question) -> RateProfile:
             low = middle
         else:
             high = middle
-    given = constant_profile(rates_at((low + high) / 2.0).tolist())
+    level = (low + high) / 2.0
+    deep = from_logit(level + slope * np.log(np.arange(1, MAX_POSITIONS + 1)))
     return msgspec.structs.replace(
-        given, beyond=Beyond(position=gamma, slope=slope, error=error)
+        constant_profile(rates_at(level).tolist()),
+        beyond=Beyond(position=gamma, slope=slope, error=error),
+        told_gammas=told_gammas(question.kind, gamma, deep),
     )
 
 

@@ -107,6 +107,9 @@ class AcceptanceProfile(
     measured_contexts: list[float] = []
     measured_gamma: int | None = None
     """The largest gamma that was measured, or that several sources of a belief counted."""
+    told_gammas: tuple[int, ...] = ()
+    """The gamma whose tokens per step are all that is known, and the deeper ones of which that tells
+    something (believed.told_gammas). Empty: more is known."""
     most_drafts: int | None = None
     """Tokens that the draft proposes at most in a step, by the block that it was trained on; None:
     any number."""
@@ -246,12 +249,19 @@ class AcceptanceProfile(
     @property
     def max_gamma(self) -> int | None:
         """The deepest gamma that a plan chooses on its own. Without counts, the error of a deeper
-        one is not known, so it is the measured one; no draft proposes more than it can. None: any.
+        one is not known, so it is the measured one; no draft proposes more than it can, and one number
+        tells little of deeper ones. None: any.
         """
-        bounds = [self.most_drafts]
+        bounds = [self.most_drafts, max(self.told_gammas, default=None)]
         if not self.is_counted:
             bounds.append(self.measured_gamma)
         return min((bound for bound in bounds if bound is not None), default=None)
+
+    def tells_of(self, gamma: int) -> bool:
+        """Whether a gamma may be chosen by what is known of it."""
+        return not self.told_gammas or (
+            gamma <= self.told_gammas[0] or gamma in self.told_gammas
+        )
 
     # What it is known from
     @property

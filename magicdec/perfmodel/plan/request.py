@@ -361,7 +361,8 @@ class Case:
         return tuple(
             gamma
             for gamma in range(option.least_drafts, deepest + 1)
-            if gamma <= multiple or gamma % multiple == 0
+            if (gamma <= multiple or gamma % multiple == 0)
+            and option.acceptance.tells_of(gamma)
         )
 
 

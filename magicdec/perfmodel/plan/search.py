@@ -203,7 +203,7 @@ def every_gamma(
     narrowed = dataclasses.replace(option, budgets=(row.draft_budget,))
     gammas = free.gammas_of(option)
     if len(gammas) > 1:
-        gammas = tuple(range(1, max(deepest, *gammas) + 1))
+        gammas = tuple(sorted({*range(1, deepest + 1), *gammas}))
     elif deepest and deepest not in gammas:
         gammas = (*gammas, deepest)
     batches = np.asarray([float(row.batch_size)])

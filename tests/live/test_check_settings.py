@@ -1,0 +1,152 @@
+"""Settings of a command by the table of rules: each on an input that passes and on one that is refused; and a length
+near its ceiling, which recommends nothing deeper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from magicdec.live.check import AskedLoad, Check, check_command
+from magicdec.live.forms import read_files
+from magicdec.live.profile import acceptance_profile
+from magicdec.perfmodel.acceptance.believed import most_tokens
+from magicdec.specs.serve_command import read_serve_command
+
+VLLM = "vllm serve Qwen/Qwen3-8B "
+SGLANG = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B "
+LLAMA_2 = "meta-llama/Llama-2-7b-chat-hf"
+LONG = f"vllm serve {LLAMA_2} --max-model-len 8192"
+
+
+def checked(text: str, **load: Any) -> Check:
+    usual = {"hardware": "h100", "batch": 1, "context_len": 1024}
+    return check_command(read_serve_command(text), AskedLoad(**usual | load))
+
+
+@pytest.mark.parametrize(
+    ("text", "device", "kind", "says"),
+    [
+        # devices
+        ("vllm serve Qwen/Qwen3-32B -tp 4", "4xh100", "", "devices"),
+        ("vllm serve Qwen/Qwen3-32B -tp 4", "8xh100", "note", "4 of the 8 devices"),
+        ("vllm serve Qwen/Qwen3-32B -tp 4", "2xh100", "wrong", "but 2 are given"),
+        ("trtllm-serve Qwen/Qwen3-32B --tp_size 4", "2xh100", "note", "2 are given"),
+        # the longest sequence
+        (f"vllm serve {LLAMA_2} --max-model-len 4096", "h100", "", "more than the"),
+        (LONG, "h100", "wrong", "--max-model-len 8192 is more than the 4096"),
+        (f"VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 {LONG}", "h100", "note", "not to be relied"),
+        (f"VLLM_ALLOW_LONG_MAX_MODEL_LEN=0 {LONG}", "h100", "wrong", "more than the"),
+        (f"{LONG} --hf-overrides '{{\"a\": 1}}'", "h100", "note", "overrides"),
+        (
+            f"python -m sglang.launch_server --model-path {LLAMA_2} --context-length 8192",
+            "h100",
+            "wrong",
+            "--context-length 8192",
+        ),
+        (
+            "llama-server -m llama-2-7b-chat.Q4_K_M.gguf -ngl 99 -c 8192",
+            "h100",
+            "note",
+            "-c 8192 is more than the 4096",
+        ),
+        # formats and generations
+        (f"{VLLM} --dtype half", "v100", "", "bf16"),
+        (f"{VLLM} --dtype bfloat16", "v100", "wrong", "cannot compute in bf16"),
+        (VLLM, "v100", "note", "priced in fp16"),
+        (f"{SGLANG} --dtype bfloat16 --tp 2", "t4", "note", "takes float16 instead"),
+        (f"{SGLANG} --dtype half", "v100", "wrong", "below the 7.5"),
+        (VLLM, "v100", "note", "7.5 or more from 0.21 on"),
+        (f"docker run vllm/vllm-openai:v0.15.0 {VLLM}", "v100", "", "7.5 or more"),
+        (VLLM, "p40", "wrong", "official builds do not start"),
+        ("llama-server -m Qwen3-8B-Q8_0.gguf -ngl 99", "p40", "", "not start"),
+        ("trtllm-serve Qwen/Qwen3-0.6B", "t4", "note", "Ampere and newer"),
+    ],
+)
+def test_what_is_said_of_devices_lengths_and_formats(
+    text: str, device: str, kind: str, says: str
+) -> None:
+    """vLLM 0.15 to 0.33, SGLang 0.5.2 to 0.5.23: the addresses stand in data/rules.toml."""
+    found = checked(text, hardware=device)
+    sentences = {"wrong": found.problems, "note": found.notes, "asked": found.asked}
+    said = [name for name, each in sentences.items() if any(says in s for s in each)]
+    assert said == [kind] * bool(kind)
+
+
+def test_a_device_of_the_file_that_the_catalog_lacks_is_asked_for() -> None:
+    text = (
+        "services:\n  a:\n    image: vllm/vllm-openai:v0.33.0\n    command: --model Qwen/Qwen3-8B\n"
+        "    deploy:\n      resources:\n        reservations:\n          devices:\n"
+        "          - {driver: nvidia, count: 1, capabilities: [gpu]}\n"
+    )
+    command = read_serve_command(text)
+    command = msgspec.structs.replace(command, hardware="h100-mig-1g.10gb")
+    unknown = check_command(command, AskedLoad(batch=1, context_len=1024))
+    assert unknown.problems == []
+    assert any("h100-mig-1g.10gb" in question for question in unknown.asked)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{VLLM} --speculative-config "
+        '\'{"method": "dspark", "model": "deepseek-ai/dspark_qwen3_8b_block7"}\'',
+        f"{SGLANG} --speculative-algorithm DSPARK --speculative-draft-model-path "
+        "deepseek-ai/dspark_qwen3_8b_block7",
+    ],
+)
+def test_a_checkpoint_tells_the_number_of_its_block(text: str) -> None:
+    result = checked(text)
+    assert result.problems == []
+    assert result.as_it_is is not None
+    assert result.as_it_is.gamma == 7
+
+
+# A length near its ceiling
+
+HEAD = (
+    f"{VLLM} --speculative-config '"
+    '{"method": "eagle3", "model": "AngelSlim/Qwen3-8B_eagle3", "num_speculative_tokens": 3}\''
+)
+
+
+@pytest.mark.parametrize("length", [2.2, 2.8, 3.2, 3.6, 3.95, 4.0])
+def test_no_deeper_gamma_is_advised_than_one_length_tells_of(length: float) -> None:
+    result = checked(HEAD, accept_length=length)
+    deeper = [change for change in result.changes if "per step, not 3" in change.change]
+    if length > 3.5:  # near the ceiling of 4
+        assert deeper == []
+        assert any("one number of tokens per step" in note for note in result.notes)
+    for change in deeper:
+        gamma = int(change.change.split()[1])
+        tokens = float(change.reason.split()[0])
+        assert gamma < 3 or tokens <= most_tokens("eagle3")[gamma]
+
+
+REPORT = """============ Serving Benchmark Result ============
+Backend: sglang
+Successful requests: 100
+Benchmark duration (s): 50.0
+Total input tokens: 100000
+Total generated tokens: 20000
+Mean TPOT (ms): 2.2
+Mean TTFT (ms): 60
+Accept length: {length}
+"""
+
+
+@pytest.mark.parametrize("length", [1.8, 2.5, 3.95])
+def test_nothing_deeper_is_planned_where_the_depth_was_assumed(
+    length: float, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.txt"
+    path.write_text(REPORT.format(length=length))
+    observation = read_files([path])
+    assert observation.is_gamma_assumed
+    assert observation.announced is not None
+    profile = acceptance_profile(
+        observation, observation.announced, model="qwen3-8b", context=1024.0
+    )
+    assert profile.max_gamma == observation.gamma
