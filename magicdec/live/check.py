@@ -5,7 +5,7 @@ gain. All times are a plan's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -42,7 +42,7 @@ from magicdec.specs.engine import load_engine
 from magicdec.specs.formats import weight_format_names
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import format_name
-from magicdec.specs.rules import Finding, finding
+from magicdec.specs.rules import Finding, FindingKind, finding
 from magicdec.specs.serve_command import ServeCommand, Speculation
 from magicdec.specs.speculation import OWN_METHOD
 from magicdec.tasks import usual_lengths
@@ -196,45 +196,70 @@ def in_order(changes: Sequence[Change]) -> list[Change]:
     return sorted(changes, key=place)
 
 
-def check_command(command: ServeCommand, load: AskedLoad) -> Check:
-    """How a server runs as its command has it, and what to change.
+class Reading(NamedTuple):
+    """A command held against the rules, before anything is priced."""
 
-    Raises ConfigError for a model, a device or a draft that cannot be planned.
+    command: ServeCommand
+    model: ModelSpec
+    request: PlanRequest
+    assumed: list[str]
+    starting: Standing | None
+    """Whether its draft can be started; None: it has none."""
+    said: dict[FindingKind, list[str]]
+    """Sentences by kind, the draft's first: its faults need no device, so they are said whatever
+    fits."""
+
+
+def reading_of(command: ServeCommand, load: AskedLoad) -> Reading:
+    """What the rules say of a command and its load.
+
+    Raises ConfigError for a model or a device that cannot be planned.
     """
     command = _over_all_devices(command, load)
     model = load_model_spec(command.model)
     request, assumed = _request(command, load, model)
     command = _with_own_head(command, model)
+    said: dict[FindingKind, list[str]] = {"wrong": [], "note": [], "asked": []}
     speculation = command.speculation
-
-    # what is refused: a draft's faults need no device, so they are said whatever fits
-    engine = load_engine(command.engine_profile)
-    refused = []
-    notes = []
     starting = None
     if speculation is not None:
+        engine = load_engine(command.engine_profile)
         starting = _standing(speculation, command, model)
         if not starting.starts:
             cure = ""
             if starting.method not in (None, speculation.draft):
                 cure = f" ({option_of(engine, starting.method)})"
-            refused.append(f"the draft cannot run: {starting.sentence}{cure}")
+            said["wrong"].append(f"the draft cannot run: {starting.sentence}{cure}")
         elif starting.answer == "accepts nothing":
-            notes.append(starting.sentence)
-        notes += starting.notes
+            said["note"].append(starting.sentence)
+        for found in starting.notes:
+            said[found.kind].append(found.says)
+        package = packages_of(engine, speculation.draft, _method_of(speculation))
+        if package and starting.starts:
+            said["note"].append(package)
         most = starting.most_drafts
         if speculation.gamma is None and most and speculation.draft in BY_BLOCK:
             speculation = msgspec.structs.replace(speculation, gamma=most)
             command = msgspec.structs.replace(command, speculation=speculation)
-        package = packages_of(engine, speculation.draft, _method_of(speculation))
-        if package and starting.starts:
-            notes.append(package)
-    notes += command.notes
-    problems = list(command.problems)
-    asked = list(command.asked)
-    said = {"wrong": problems, "note": notes, "asked": asked}
+    said["wrong"] += command.problems
+    said["note"] += command.notes
+    said["asked"] += command.asked
     for found in _on_command(command, load, request, model):
         said[found.kind].append(found.says)
+    return Reading(command, model, request, assumed, starting, said)
+
+
+def check_command(command: ServeCommand, load: AskedLoad) -> Check:
+    """How a server runs as its command has it, and what to change.
+
+    Raises ConfigError for a model, a device or a draft that cannot be planned.
+    """
+    command, model, request, assumed, starting, said = reading_of(command, load)
+    speculation = command.speculation
+    problems = said["wrong"]
+    notes = said["note"]
+    asked = said["asked"]
+    of_draft = 0 if starting is None or starting.starts else 1
     try:
         free = answered(without_acceptance(request, gamma=None), model, [])[0][0]
     except CapacityError as error:
@@ -254,7 +279,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
             as_it_is=None,
             without_draft=None,
             changes=in_order(unpriced_costs(command)),
-            problems=[*refused, fault, *problems],
+            problems=[*problems[:of_draft], fault, *problems[of_draft:]],
             asked=asked,
             not_understood=command.not_understood,
             notes=notes,
@@ -270,7 +295,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         )
         request = msgspec.structs.replace(request, batch_sizes=(max(held, 1),))
         free = answered(without_acceptance(request, gamma=None), model, [])[0][0]
-    refused += _on_allocated_cache(command, free.case)
+    problems[of_draft:of_draft] = _on_allocated_cache(command, free.case)
     if free.case.may_not_fit:
         notes.append(free.case.may_not_fit)
     of_generation = on_generation(free.case)
@@ -330,7 +355,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         as_it_is=as_it_is,
         without_draft=without_draft,
         changes=in_order(named),
-        problems=[*refused, *problems],
+        problems=problems,
         asked=asked,
         not_understood=command.not_understood,
         notes=[*notes, *_on_users(command, load, request, free)],

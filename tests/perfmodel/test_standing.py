@@ -132,7 +132,7 @@ def test_a_head_of_the_same_shape_starts(
     result = found(model, "eagle3", checkpoint=checkpoint, exists=True)
     assert result.answer == "starts"
     assert bool(result.notes) == bool(note)
-    assert note in "".join(result.notes)
+    assert note in "".join(found.says for found in result.notes)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_checkpoint_of_another_method_does_not_load(
     result = found(
         "kimi-k2.5", asked, engine=engine, checkpoint=checkpoint, exists=True
     )
-    assert says in result.reason + "".join(result.notes)
+    assert says in result.reason + "".join(note.says for note in result.notes)
     assert result.starts == ("does not load" not in says)
     if not result.starts:
         assert result.method not in (None, asked)

@@ -129,7 +129,10 @@ def draft_options(
             # of a mixture, the task that most tokens are of
             shares = shares_of(question.task)
             asked = asked._replace(task=max(shares, key=lambda task: shares[task]))
-        remarks = [packages_of(engine, name, kind), *found.notes]
+        remarks = [
+            packages_of(engine, name, kind),
+            *(note.says for note in found.notes),
+        ]
         option = DraftOption(
             draft=name,
             method=kind,

@@ -33,7 +33,7 @@ from magicdec.specs.heads import (
     is_named,
 )
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.rules import Rule, rule_for
+from magicdec.specs.rules import Finding, Rule, rule_for
 from magicdec.specs.speculation import (
     HEAD_METHODS,
     OWN_METHOD,
@@ -98,8 +98,8 @@ class Standing(NamedTuple):
     """Number of which more drafts than it must be a multiple."""
     no_engine_for: tuple[str, str] | None = None
     """The draft and method that this engine does not run. Those that do are the cure."""
-    notes: tuple[str, ...] = ()
-    """Sentences on a draft that starts: what follows, and what is asked."""
+    notes: tuple[Finding, ...] = ()
+    """Notes and questions on a draft that starts."""
 
     @property
     def starts(self) -> bool:
@@ -170,7 +170,7 @@ def standing(asked: AskedDraft, target: ModelSpec, engine: EngineProfile) -> Sta
         if situation.rule == MORE_THAN_BLOCK:
             reason = says
         elif says:
-            notes.append(says)
+            notes.append(Finding(rule.kind, says))
     if reason:
         return Standing(
             "accepts nothing",
@@ -308,14 +308,15 @@ def _unable_engine(asked: AskedDraft, engine: EngineProfile) -> Standing | None:
     )
 
 
-def _of_next_version(asked: AskedDraft, engine: EngineProfile) -> list[str]:
+def _of_next_version(asked: AskedDraft, engine: EngineProfile) -> list[Finding]:
     """A remark on a draft that only versions run beyond the one that exports are written for, where
     no version is named."""
     title = ENGINE_TITLES.get(engine.name, "")
     since = engine.runs_since(asked.draft, asked.method)
     if engine.version or version_number(since) <= version_number(title):
         return []
-    return [f"{title.rpartition(' ')[0]} runs {_name(asked.method)} from {since} on"]
+    name = title.rpartition(" ")[0]
+    return [Finding("note", f"{name} runs {_name(asked.method)} from {since} on")]
 
 
 def _situations(
