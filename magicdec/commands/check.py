@@ -71,6 +71,13 @@ def check_command(
             max=1,
         ),
     ] = None,
+    weight_dtype: Annotated[
+        str | None,
+        option(
+            "Of its weights, where the command does not tell: q4_k_m, ud_q4_k_xl@18.7GB (the size of "
+            "its file)."
+        ),
+    ] = None,
     strict: Annotated[
         bool,
         option(
@@ -107,6 +114,7 @@ def check_command(
         acceptance_rate=rates,
         accept_length=accept_length,
         drafted_share=drafted_share,
+        weight_dtype=weight_dtype,
     )
     text, folder = _text(command)
     assigned = {}

@@ -93,6 +93,8 @@ class AskedLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per step at the command's gamma."""
     drafted_share: float | None = None
     """Share of steps that had a draft, where `accept_length` is of these alone."""
+    weight_dtype: str | None = None
+    """Format of the weights, where the command does not tell it all: a file's own size, above all."""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,6 +218,8 @@ def reading_of(command: ServeCommand, load: AskedLoad) -> Reading:
     Raises ConfigError for a model or a device that cannot be planned.
     """
     command = _over_all_devices(command, load)
+    if load.weight_dtype is not None:
+        command = msgspec.structs.replace(command, weight_dtype=load.weight_dtype)
     model = load_model_spec(command.model)
     request, assumed = _request(command, load, model)
     command = _with_own_head(command, model)

@@ -185,6 +185,18 @@ def test_models_of_27_to_32_billion_weights_fit_32_gb_in_q6_k(model):
     assert found.as_it_is is not None
 
 
+def test_a_size_given_to_a_check_takes_the_name_s_place():
+    command = read_serve_command(
+        "llama-server -m Qwen3-32B-UD-Q4_K_XL.gguf -ngl 99 -c 4096"
+    )
+    times = []
+    for weights in ("ud_q4_k_xl@17GB", None, "ud_q4_k_xl@24GB"):
+        load = AskedLoad(hardware="h100", weight_dtype=weights)
+        times.append(check_command(command, load).as_it_is.tpot_s)
+    assert times == sorted(times)
+    assert 1.15 < times[2] / times[0] < 24 / 17
+
+
 @pytest.mark.parametrize(
     ("label", "name"),
     [("Q4_K", "q4_k_m"), ("UD-Q2_K_XL", "q2_k"), ("Q4_0_4_8", "q4_0"), ("IQ3_KT", "iq3_m"), ("LATEST", None)],
