@@ -562,10 +562,11 @@ def _request(
         ep_size = tp_size
         tp_size = max(tp_size // command.attention_dp_size, 1)
     draft_weights = None
-    if command.speculation is not None and command.speculation.weight_dtype:
-        draft_weights = _format(
-            "draft's quantization", command.speculation.weight_dtype, model
-        )
+    stated = None if command.speculation is None else command.speculation.weight_dtype
+    if stated is not None and format_name(stated) in DTYPE_BYTES:
+        draft_weights = format_name(stated)
+    elif stated is not None and stated not in AS_PUBLISHED:
+        assumed.append(f"the draft's weights as published, as {stated} is not known")
     request = PlanRequest(
         model=command.model,
         hardware=(device if is_file(named or "") else device.name,),

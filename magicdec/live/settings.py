@@ -329,14 +329,14 @@ def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]
     sums_itself = served.row.tp_size == 2 or (served.row.tp_size > 2 and reaches)
     if command.host_weight_bytes:
         reads_s = host_reads_s(served)
-        advice = None
+        keep = None
         if fits_without_host(served):
-            advice = _unpriced(
+            keep = _unpriced(
                 "Keep all weights on the device",
                 "leave out --cpu-offload-gb",
                 "every pass reads those in the host's memory over its link",
             )
-        settings.append(Setting(partial(slower_passes, more_s=reads_s), advice=advice))
+        settings.append(Setting(partial(slower_passes, more_s=reads_s), advice=keep))
     if not command.has_custom_all_reduce and sums_itself:
         advice = _unpriced(
             "Sum over the devices by the engine's own kernels, not NCCL's",

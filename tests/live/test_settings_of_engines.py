@@ -403,6 +403,7 @@ def test_an_imposed_length_is_priced_and_not_exact(text: str, length: float | No
             f"{EAGLE} --quantization fp8 --speculative-draft-model-quantization unquant",
             None,
         ),
+        (of_vllm('"quantization": "a_new_one"'), None),
         (EAGLE, None),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -42,6 +43,7 @@ MODES = {
     "full_and_piecewise": "whole",
 }
 """vLLM's cudagraph_mode."""
+MOST_TEMPERATURE = 100
 BLOCK_TOKENS = 16
 """Tokens of a block of vLLM's cache on CUDA, where --block-size is not given."""
 UNPADDED_BATCHES = (*range(1, 32), 32, 64, 128)
@@ -214,7 +216,9 @@ def _merge_nested(said: StatedOptions) -> None:
     if cache.get("enable_block_reuse") is False:
         meanings["prefixes"] = "false"
     if cache.get("max_tokens"):
-        meanings["cache_tokens"] = text_of(cache["max_tokens"])
+        said.state(
+            "cache_tokens", text_of(cache["max_tokens"]), "kv_cache_config.max_tokens"
+        )
     if cache.get("mamba_ssm_cache_dtype"):
         meanings["state_dtype"] = text_of(cache["mamba_ssm_cache_dtype"])
     if cache.get("free_gpu_memory_fraction"):
@@ -308,7 +312,12 @@ def _temperature(said: StatedOptions) -> float | None:
     """The temperature of clients that name none, where the command says; without its checkpoint's own
     configuration engines take 1."""
     given = _object(said.meanings.get("sampling")).get("temperature")
-    if isinstance(given, int | float) and not isinstance(given, bool) and given >= 0:
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        if not 0 <= given <= MOST_TEMPERATURE:
+            raise ConfigError(
+                f"{said.names['sampling']} has a temperature of {given}, not one between 0 and "
+                f"{MOST_TEMPERATURE}"
+            )
         return float(given)
     if said.meanings.get("sampling_source") in ("vllm", "openai"):
         return 1.0
@@ -323,7 +332,9 @@ def _captured_batches(meanings: Mapping[str, str]) -> tuple[int, ...]:
     sizes = graphs.get("batch_sizes")
     if isinstance(sizes, list):
         return tuple(size for size in sizes if isinstance(size, int))
-    most = graphs.get("max_batch_size") or UNPADDED_BATCHES[-1]
+    most = graphs.get("max_batch_size")
+    if not isinstance(most, int):
+        return UNPADDED_BATCHES
     return tuple(size for size in UNPADDED_BATCHES if size <= most)
 
 
@@ -344,11 +355,12 @@ def _as_set(said: StatedOptions, speculation: Speculation | None) -> Speculation
     length = scalar(meanings.get("imposed_length", "0"))
     rates = config.get("synthetic_acceptance_rates")
     if isinstance(rates, list):
-        length = 1.0 + sum(rate for rate in rates if isinstance(rate, int | float))
+        shares = [rate for rate in rates if isinstance(rate, int | float)]
+        length = 1.0 + sum(min(share, 1.0) for share in shares)
     length = config.get("synthetic_acceptance_length") or length
     imposed = None
     lossy = speculation.lossy
-    if isinstance(length, int | float) and length >= 1.0:
+    if isinstance(length, int | float) and 1.0 <= length < math.inf:
         imposed = float(length)
         if "imposed_length" in meanings:
             lossy = [*lossy, f"SGLANG_SIMULATE_ACC_LEN={length:g}"]

@@ -113,14 +113,14 @@ def is_engine_option(option: str) -> bool:
     )
 
 
-def note_of(engine: str, name: str, value: str) -> str | None:
+def note_of(engine: str, name: str, value: str | None) -> str | None:
     """What an option, a key or a variable without a price can cost, with its address; "": nothing at
-    this value; None: nobody looked at it."""
+    this value (None: it is not known); None: nobody looked at it."""
     for row in MEANINGS["noted"]:
         if engine not in row["engines"].split() or not _is_among(row["names"], name):
             continue
         values = row.get("values", "").split()
-        if value in values or (not values and value != "false"):
+        if value is None or value in values or (not values and value != "false"):
             return f"{row['says']} ({row['address']})"
         return ""
     lists = MEANINGS["without_effect"]

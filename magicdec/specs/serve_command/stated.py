@@ -104,7 +104,8 @@ class StatedOptions:
 
     def sort(self, name: str, shown: str, value: str) -> None:
         """Puts an option, a key or a variable without a price where it belongs."""
-        note = note_of(self.start.engine, name, value)
+        known = None if self.given.open_in(value) else value
+        note = note_of(self.start.engine, name, known)
         if note is None:
             self.not_looked_at.append(shown)
         elif note:
