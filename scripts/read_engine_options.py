@@ -2,10 +2,12 @@
 
     pip download --no-deps -d wheels vllm==0.32.0 vllm==0.33.0
     python scripts/read_engine_options.py vllm wheels/vllm-0.32*.whl wheels/vllm-0.33*.whl
+    python scripts/read_engine_options.py llama.cpp llama.cpp/common/arg.cpp
 
 A folder with a wheel's files, named as the wheel is, is read alike. Nothing of a wheel is imported:
 parsers are read as syntax. vLLM adds options in engine/arg_utils.py and in the entry points, each
-typed by a field of a configuration's class; SGLang annotates fields.
+typed by a field of a configuration's class; SGLang annotates fields. llama.cpp adds all options of its
+programs in one file of C++, each with the programs that have it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -38,11 +41,39 @@ INSIDE = ("target_", "draft_model_config", "draft_parallel_config", "draft_load_
 """Fields that the engine fills in itself."""
 
 
+ADDED = re.compile(
+    r"common_arg\(\s*\{(?P<names>[^}]*)\}(?P<rest>.*?)(?=common_arg\(\s*\{|\Z)",
+    re.DOTALL,
+)
+"""An option of llama.cpp: its names, and all up to the next one."""
+
+
+GONE = {
+    "cd": "the draft has its target's length",
+    "ctx-size-draft": "the draft has its target's length",
+    "mlock": "use --load-mode mlock",
+    "mmap": "use --load-mode mmap",
+    "no-mmap": "use --load-mode none",
+    "direct-io": "use --load-mode dio",
+    "dio": "use --load-mode dio",
+}
+"""Options of older builds of llama.cpp that its parser no longer has, and what took their place."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("engine", choices=sorted(READ))
+    parser.add_argument("engine", choices=sorted([*READ, "llama.cpp"]))
     parser.add_argument("wheels", nargs="+", type=Path)
     asked = parser.parse_args()
+    if asked.engine == "llama.cpp":
+        document = _llama_cpp(asked.wheels[0].read_text())
+        path = OUTPUT / "llama.cpp.toml"
+        path.write_text(tomli_w.dumps(document))
+        print(
+            path,
+            {kind: len(names) for kind, names in document["options"]["all"].items()},
+        )
+        return
     by_version: dict[str, dict[str, str]] = {}
     keys: dict[str, dict[str, set[str]]] = {}
     for wheel in asked.wheels:
@@ -62,6 +93,46 @@ def main() -> None:
     path = OUTPUT / f"{asked.engine}.toml"
     path.write_text(tomli_w.dumps(document))
     print(path, {version: len(found) for version, found in by_version.items()})
+
+
+def _llama_cpp(text: str) -> dict[str, Any]:
+    """The options of llama.cpp's server, those that it names only to refuse them, and the variables
+    that set one."""
+    kinds: dict[str, list[str]] = {"flag": [], "value": []}
+    removed = dict(GONE)
+    variables = {}
+    for match in ADDED.finditer(text):
+        rest = match["rest"]
+        of_programs = "".join(re.findall(r"set_examples\(\{(.*?)\}", rest))
+        not_of = "".join(re.findall(r"set_excludes\(\{(.*?)\}", rest))
+        if of_programs and not re.search("_SERVER|_COMMON", of_programs):
+            continue
+        if "_SERVER" in not_of:
+            continue
+        names = re.findall(r'"--?([^"]+)"', match["names"])
+        opposites = re.match(r"\s*,\s*\{([^}]*)\}", rest)
+        hint = re.search(r'arg_removed\("(.*?)"', rest)
+        if hint is not None:
+            removed |= dict.fromkeys(names, hint[1])
+            continue
+        kind = "value"
+        if re.search(
+            r"\(common_params & ?(?:params|/\*params\*/)?(?:, bool \w*)?\)", rest
+        ):
+            kind = "flag"
+        kinds[kind] += names
+        if opposites is not None:
+            kinds["flag"] += re.findall(r'"--?([^"]+)"', opposites[1])
+        variable = re.search(r'set_env\("(\w+)"\)', rest)
+        if variable is not None:
+            variables[variable[1]] = names[-1]
+    return {
+        "versions": ["2026"],
+        "source": "scripts/read_engine_options.py on common/arg.cpp, as llama-cpp-python 0.3.36 brings it along",
+        "options": {"all": {kind: sorted(set(names)) for kind, names in kinds.items()}},
+        "removed": removed,
+        "variables": variables,
+    }
 
 
 def _trees(wheel: Path, prefixes: tuple[str, ...]) -> Iterator[ast.Module]:

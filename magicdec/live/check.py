@@ -24,8 +24,9 @@ from magicdec.live.options import batch_option
 from magicdec.live.settings import Change, Served, costs_of, slowed, unpriced_costs
 from magicdec.naming import head_named_in
 from magicdec.perfmodel.kernels.profile import counted, is_file, load_hardware
-from magicdec.perfmodel.memory import memory_need
+from magicdec.perfmodel.memory import capacity_bytes, memory_need
 from magicdec.perfmodel.plan.request import Case, PlanRequest, on_generation
+from magicdec.perfmodel.plan.search import MARGIN
 from magicdec.perfmodel.plan.standing import (
     AskedDraft,
     Standing,
@@ -157,6 +158,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         if self.command.unread is not None and self.command.speculation is None:
             condition = f"If {self.command.unread} sets no draft: "
         change = self.first
+        if change is None and self.without_draft is None:
+            return f"Not priced: {self.notes[0]}."
         if change is None:
             return f"{condition}Keep it as it is: {self.why_keep}."
         if change.gain is None:
@@ -269,10 +272,11 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
     except CapacityError as error:
         # a server has no --weight-dtype: its format is the checkpoint's
         fault = str(error).replace("--weight-dtype ", "weights in ")
-        if command.is_partly_on_host:
-            raise ConfigError(
-                f"{fault}; what stays on the host is not modelled, so nothing is priced"
-            ) from None
+        if command.is_partly_on_host or command.is_fitted:
+            by = "" if command.is_partly_on_host else ": --fit, on by default, leaves"
+            short = fault.partition(";")[0]
+            notes = [f"partly on the host, not priced ({short}{by})", *notes]
+            fault = ""
         return Check(
             command=command,
             hardware=request.record().hardware[0],
@@ -283,7 +287,11 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
             as_it_is=None,
             without_draft=None,
             changes=in_order(unpriced_costs(command)),
-            problems=[*problems[:of_draft], fault, *problems[of_draft:]],
+            problems=[
+                *problems[:of_draft],
+                *filter(None, [fault]),
+                *problems[of_draft:],
+            ],
             asked=asked,
             not_understood=command.not_understood,
             notes=notes,
@@ -299,7 +307,9 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         )
         request = msgspec.structs.replace(request, batch_sizes=(max(held, 1),))
         free = answered(without_acceptance(request, gamma=None), model, [])[0][0]
-    problems[of_draft:of_draft] = _on_allocated_cache(command, free.case)
+    cache_faults, cache_notes = _on_allocated_cache(command, free.case)
+    problems[of_draft:of_draft] = cache_faults
+    notes += cache_notes
     if free.case.may_not_fit:
         notes.append(free.case.may_not_fit)
     of_generation = on_generation(free.case)
@@ -385,12 +395,15 @@ def users_in_cache(command: ServeCommand, case: Case) -> int | None:
     return int(command.cache_bytes // float(need.kv_bytes))
 
 
-def _on_allocated_cache(command: ServeCommand, case: Case) -> list[str]:
-    """llama.cpp's cache, which it allocates whole at its start, where that and the weights are more
-    than the device's memory."""
+def _on_allocated_cache(
+    command: ServeCommand, case: Case
+) -> tuple[list[str], list[str]]:
+    """llama.cpp's cache, which it allocates whole at its start, where that and the rest are more than
+    the device's memory: a fault, or a note where layers then go to the host, or where nobody can
+    tell."""
     allocated = command.allocated_tokens
     if allocated is None or command.is_partly_on_host:
-        return []
+        return [], []
     sequences = command.max_num_seqs or 1
     lengths = np.arange(CACHE_STEP, allocated // sequences + CACHE_STEP, CACHE_STEP)
     need = memory_need(
@@ -401,20 +414,29 @@ def _on_allocated_cache(command: ServeCommand, case: Case) -> list[str]:
         gamma=0,
         tp_size=command.tp_size,
     )
-    held = need.weights_bytes + need.kv_bytes
-    memory = case.hardware.memory_bytes
-    if held[-1] <= memory:
-        return []
+    held = need.total_bytes
+    memory = float(capacity_bytes(case.hardware, case.engine))
+    if held[-1] <= memory * (1.0 - MARGIN):
+        return [], []
+    of = f"{held[-1] / GIB:.1f} of {memory / GIB:.1f} GiB of each {case.hardware.name}"
+    if held[-1] <= memory * (1.0 + MARGIN):
+        return [], [f"may not fit: -c {allocated} takes {of}"]
+    if command.is_fitted:
+        return [], [
+            f"-c {allocated} takes {of}: --fit, on by default, leaves layers on the host, which is not "
+            "priced; times are as if all were on the device"
+        ]
     weights, cache = (
         f"{float(np.ravel(part)[-1]) / GIB:.1f} GiB"
         for part in (need.weights_bytes, need.kv_bytes)
     )
     most = sequences * lengths[held <= memory].max(initial=0)
     each = "" if command.pp_size == 1 else "each "
-    return [
+    fault = (
         f"context: -c {allocated} allocates {cache} of cache, with {weights} of weights more than "
-        f"{each}{case.hardware.name} has ({memory / GIB:.0f} GiB): at most about -c {most} fits"
-    ]
+        f"{each}{case.hardware.name} has ({memory / GIB:.1f} GiB): at most about -c {most} fits"
+    )
+    return [fault], []
 
 
 def _standing(
@@ -449,10 +471,12 @@ def _method_of(speculation: Speculation) -> str:
 
 
 def _over_all_devices(command: ServeCommand, load: AskedLoad) -> ServeCommand:
-    """llama.cpp's command with its layers over all the devices that it sees, in stages."""
+    """llama.cpp's command with its layers, or its tensors, over all the devices that it sees."""
     given = counted(load.hardware or "").num_gpus or command.num_gpus or 1
-    if command.engine != "llama.cpp" or given == 1:
+    if command.engine != "llama.cpp" or given == 1 or command.split == "none":
         return command
+    if command.split == "tensor":
+        return msgspec.structs.replace(command, tp_size=given)
     note = (
         f"llama.cpp splits its layers over the {given} devices, which then work in turn"
     )

@@ -52,6 +52,10 @@ HOST_BYTES_PER_S = {
 """What a device reads of its host's memory, by its generation: four fifths of sixteen lanes of PCIe 3, 4
 and 5 (15.8, 31.5 and 63 GB/s, pcisig.com)."""
 USUAL_HOST_BYTES_PER_S = 25e9
+UNFUSED = 3.0
+"""Times as long as attention takes in llama.cpp with -fa off: 2.7 to 2.9 for four models on Strix Halo at
+2,000 tokens, 6 for Llama-2-7B, whose cache is the largest (kyuz0/amd-strix-halo-toolboxes and lhl's runs);
+Mixtral fell from 44.7 to 22.9 tokens/s (llama.cpp pull request 5021)."""
 LIKELY = 0.75
 """Probability from which a change is advised: three to one."""
 OF_SAMPLING = "--speculative-accept-threshold"
@@ -211,6 +215,12 @@ def eager_drafter(engine: EngineProfile) -> EngineProfile:
     )
 
 
+def with_scores_in_memory(engine: EngineProfile) -> EngineProfile:
+    """The engine whose attention is not fused: it writes the scores of all tokens and reads them."""
+    factor = engine.kernels.attention_factor * UNFUSED
+    return engine.with_constants({"kernels.attention_factor": factor})
+
+
 def with_host_times(engine: EngineProfile) -> EngineProfile:
     """The engine with vLLM's times of the host where its own were not measured: Python schedules the
     sequences of either, and PyTorch launches their kernels."""
@@ -304,6 +314,13 @@ def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]
                 "a step of this batch runs without a graph",
             )
             settings.append(Setting(without_graphs, is_of_graphs=True, advice=advice))
+    if command.is_unsplit_attention:
+        advice = _unpriced(
+            "Turn flash attention on",
+            "leave out -fa off",
+            "attention writes its scores to memory and reads them again",
+        )
+        settings.append(Setting(with_scores_in_memory, advice=advice))
     runs_ahead = True
     if served is not None:
         path = served.case.engine.path(served.row.draft, served.row.draft_method)

@@ -312,6 +312,8 @@ class EngineSampling(EngineTable, frozen=True, kw_only=True):
     """"gather": each rank gathers the logits and samples over the whole vocabulary; "sharded":
     distributed softmax.
     """
+    vocabulary_slack: int = 0
+    """Entries by which a draft's vocabulary may differ from its target's."""
     vocabulary_multiple: int = 64
     """Multiple to which the vocabulary's rows are padded before ranks share them evenly (vLLM and
     SGLang: 64); 0: to a multiple of the ranks."""

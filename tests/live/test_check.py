@@ -212,8 +212,9 @@ def test_a_device_without_bf16_is_said(
 @pytest.mark.parametrize(
     ("options", "is_too_long"),
     [
-        ("-c 131072", True),
+        ("-c 131072 --fit off", True),
         ("--ctx-size 131072 --parallel 4 -ngl 99", True),
+        ("-c 131072", False),
         ("-c 16384", False),
         ("-c 131072 -ngl 20", False),
         ("-c 131072 -nkvo", False),
@@ -223,7 +224,8 @@ def test_a_device_without_bf16_is_said(
 def test_a_cache_that_is_allocated_at_the_start_has_to_fit(
     options: str, is_too_long: bool
 ) -> None:
-    """Qwen3-8B: 36 layers of 8 heads of 128 keys and values in 16 bits, beside about 5 GiB."""
+    """Qwen3-8B: 36 layers of 8 heads of 128 keys and values in 16 bits, beside about 5 GiB. Without -ngl layers go to
+    the host by themselves."""
     text = f"llama-server -m Qwen3-8B-Q4_K_M.gguf {options}"
     result = checked(text, hardware="rtx-3060", batch=None, context_len=1024)
     says = [problem for problem in result.problems if "of cache" in problem]
@@ -238,12 +240,13 @@ def test_a_cache_that_is_allocated_at_the_start_has_to_fit(
         cache, weights, most = map(float, found.groups())
         assert cache == pytest.approx(131072 * token_gib, rel=0.01)
         assert 4.0 < weights < 6.0
-        assert 11.8 < most * token_gib + weights < 12.05
+        # half a GiB is CUDA's and the logits'
+        assert 11.0 < most * token_gib + weights < 11.85
 
 
 def test_a_cache_of_windows_holds_the_windows_alone() -> None:
     """Gemma 3 27B: 10 of 62 layers keep all 32,768 tokens, 16 heads of 128 keys and values in 16 bits."""
-    text = "llama-server -hf ggml-org/gemma-3-27b-it-GGUF -c {}"
+    text = "llama-server -hf ggml-org/gemma-3-27b-it-GGUF -ngl 99 -c {}"
     fits = checked(text.format(32768), hardware="rtx-4090", batch=1, context_len=1024)
     assert not fits.problems
     assert any("names no format: Q4_K_M" in note for note in fits.notes)
@@ -258,8 +261,9 @@ def test_a_cache_of_windows_holds_the_windows_alone() -> None:
 
 def test_what_stays_on_the_host_is_not_said_to_fail() -> None:
     text = "llama-server -hf unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M -c 65536 --cpu-moe"
-    with pytest.raises(ConfigError, match="what stays on the host is not modelled"):
-        checked(text, hardware="rtx-4060", batch=1, context_len=1024)
+    tight = checked(text, hardware="rtx-4060", batch=1, context_len=1024)
+    assert not tight.problems
+    assert tight.headline.startswith("Not priced: partly on the host")
     fits = checked(text, hardware="l40s", batch=1, context_len=1024)
     assert not fits.problems
     assert any(

@@ -46,9 +46,16 @@ def test_a_file_that_is_here_weighs_what_it_weighs(tmp_path):
     ("command", "draft", "gamma"),
     [
         ("-m Qwen3-8B-Q4_K_M.gguf -md Qwen3-0.6B-Q8_0.gguf --draft-max 8", "Qwen3-0.6B", 8),
-        ("-hf a/Qwen3-8B-GGUF:Q4_K_M -hfd a/Qwen3-0.6B-GGUF:Q8_0", "Qwen3-0.6B", 16),
+        ("-hf a/Qwen3-8B-GGUF:Q4_K_M -hfd a/Qwen3-0.6B-GGUF:Q8_0", "Qwen3-0.6B", 3),
         ("-m Qwen3-8B-Q4_K_M.gguf --spec-type ngram-simple --draft-max 12", "ngram", 12),
         ("-m Qwen3.6-27B-Q4_K_M.gguf --spec-type draft-mtp --spec-draft-n-max 3", "mtp", 3),
+        ("-m Qwen3.6-27B-Q4_K_M.gguf --spec-type draft-mtp-adaptive", "mtp", 3),
+        ("-m Qwen3-8B-Q8_0.gguf -md Qwen3-8B-DFlash-Q8_0.gguf --spec-type draft-dflash", "dflash", 3),
+        ("-m Qwen3-8B-Q8_0.gguf -md Qwen3-8B-DSpark-Q8_0.gguf --spec-type draft-dspark", "dspark", 3),
+        ("-m Qwen3-8B-Q8_0.gguf -md Qwen3-8B-DFlash-Q8_0.gguf", "dflash", 3),
+        ("-m Qwen3-8B-Q8_0.gguf --spec-type ngram-simple --spec-ngram-simple-size-m 7", "ngram", 7),
+        ("-m Qwen3-8B-Q8_0.gguf --spec-type ngram-simple", "ngram", 32),
+        ("-m Qwen3-8B-Q8_0.gguf --spec-default", "ngram", 32),
     ],
 )  # fmt: skip
 def test_its_drafts_are_those_of_the_command(command, draft, gamma):
@@ -75,3 +82,93 @@ def test_a_command_without_a_model_and_a_draft_of_another_sort_are_refused():
         read_serve_command("llama-server --port 8080")
     with pytest.raises(ConfigError, match="not planned for"):
         read_serve_command("llama-server -m a.gguf --spec-type strange")
+
+
+DRAFTED = "-m Qwen3-8B-Q4_K_M.gguf -md Qwen3-0.6B-Q8_0.gguf"
+
+
+@pytest.mark.parametrize(
+    ("build", "gamma"), [("b8887", 16), ("b9235", 3), ("b9775", None)]
+)
+def test_a_model_drafts_as_its_build_has_it(build, gamma):
+    """Sixteen drafts before April 2026, three after; since June 2026 none without --spec-type."""
+    image = f"docker run ghcr.io/ggml-org/llama.cpp:server-cuda-{build}"
+    read = read_serve_command(f"{image} {DRAFTED}")
+    assert read.version == build.removeprefix("b")
+    drafted = None if read.speculation is None else read.speculation.gamma
+    assert drafted == gamma
+    said = any("--spec-type draft-simple" in note for note in read.notes)
+    assert said == (gamma is None)
+    typed = read_serve_command(f"{image} {DRAFTED} --spec-type draft-simple")
+    assert typed.speculation is not None
+    assert not any("alone drafts nothing" in note for note in typed.notes)
+
+
+@pytest.mark.parametrize(
+    ("build", "is_wrong", "is_noted"),
+    [("b8887", False, False), ("b9235", True, False), (None, False, True)],
+)
+def test_an_option_that_was_removed_is_wrong_where_the_build_tells(
+    build, is_wrong, is_noted
+):
+    start = "llama-server"
+    if build is not None:
+        start = f"docker run ghcr.io/ggml-org/llama.cpp:server-{build}"
+    read = read_serve_command(f"{start} {DRAFTED} --draft-max 8")
+    assert any("--draft-max" in problem for problem in read.problems) == is_wrong
+    assert any("exit with it" in note for note in read.notes) == is_noted
+    today = read_serve_command(f"{start} {DRAFTED} --spec-draft-n-max 8")
+    assert not today.problems
+
+
+def test_options_of_its_list_are_told_from_any_word():
+    read = read_serve_command(
+        "llama-server -m Qwen3-8B-Q4_K_M.gguf --no-such-option --metrics --pooling mean -ngld 0 --no-mmap -ncmoe 4"
+    )
+    assert read.not_understood == ["--no-such-option"]
+    assert read.without_effect == ["--metrics", "--no-mmap"]
+    assert read.not_looked_at == ["--pooling"]
+    assert list(read.noted) == ["-ngld", "-ncmoe"]
+    assert read.is_partly_on_host
+    # a variable sets an option, and the command's own word wins
+    read = read_serve_command(
+        "LLAMA_ARG_CTX_SIZE=4096 LLAMA_ARG_N_PARALLEL=2 llama-server -m Qwen3-8B-Q4_K_M.gguf -c 8192"
+    )
+    assert (read.allocated_tokens, read.max_num_seqs) == (8192, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "kv_dtype"),
+    [
+        ("", None),
+        ("-ctk q8_0 -ctv q8_0", "fp8"),
+        ("-ctk q8_0", None),
+        ("-ctk q4_0 -ctv q4_0", "int4"),
+        ("-ctv q4_0 -ctk q8_0", "fp8"),
+    ],
+)
+def test_keys_and_values_have_formats_of_their_own(options, kv_dtype):
+    """8.5 and 4.5 bits; the format that is nearest to their mean is priced."""
+    read = read_serve_command(f"llama-server -m Qwen3-8B-Q4_K_M.gguf {options}")
+    assert read.kv_dtype == kv_dtype
+
+
+@pytest.mark.parametrize(
+    ("options", "is_refused"),
+    [
+        ("-fa off -ctv q8_0", True),
+        ("-fa on -ctv q8_0", False),
+        ("-fa off -ctk q8_0", False),
+    ],
+)
+def test_narrow_values_need_flash_attention(options, is_refused):
+    read = read_serve_command(f"llama-server -m Qwen3-8B-Q4_K_M.gguf {options}")
+    assert bool(read.problems) == is_refused
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens"), [("", 512), ("-ub 2048", 2048), ("-ub 2048 -b 1024", 1024)]
+)
+def test_a_pass_reads_the_fewer_tokens_of_both_batches(options, tokens):
+    read = read_serve_command(f"llama-server -m Qwen3-8B-Q4_K_M.gguf {options}")
+    assert read.started_engine.scheduler.prefill_tokens == tokens

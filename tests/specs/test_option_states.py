@@ -107,7 +107,7 @@ def test_a_note_has_an_address_and_names_what_an_engine_has():
         known = set()
         for engine in engines:
             names = names_of(engine)
-            known |= set(names.kinds)
+            known |= {*names.kinds, *names.removed}
             for option, keys in names.keys.items():
                 known |= {f"{option}.{key}" for key in keys}
                 known |= {key.replace("_", "-") for key in keys}

@@ -341,7 +341,10 @@ def _situations(
         yield _on_ranks(tp, draft_tp)._replace(method=asked.method)
 
     # a model that drafts
-    if asked.model is not None and asked.model.vocab_size != target.vocab_size:
+    further = 0
+    if asked.model is not None:
+        further = abs(asked.model.vocab_size - target.vocab_size)
+    if asked.model is not None and further > engine.sampling.vocabulary_slack:
         usable = []
         for other in map(load_model_spec, models_that_may_draft(target)):
             if other.num_parameters < target.num_parameters / 2:

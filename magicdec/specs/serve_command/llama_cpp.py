@@ -8,33 +8,51 @@ from pathlib import Path
 from typing import NamedTuple
 
 from magicdec.errors import ConfigError
-from magicdec.naming import draft_by_name
-from magicdec.specs.formats import gguf_format, weight_format
-from magicdec.specs.serve_command.options import LLAMA_CPP
+from magicdec.naming import draft_by_name, head_named_in
+from magicdec.specs.engine import version_number
+from magicdec.specs.formats import gguf_format, type_bits, weight_format
+from magicdec.specs.rules import finding
+from magicdec.specs.serve_command.options import LLAMA_CPP, names_of, options_of
 from magicdec.specs.serve_command.server import ServeCommand, Speculation
 from magicdec.specs.serve_command.start import STARTS
 from magicdec.specs.serve_command.stated import StatedOptions
+from magicdec.specs.speculation import MAX_GAMMA
 
 ALL_LAYERS = 99
 """-ngl from which all layers are on the device, whatever the model."""
 
 ON_HOST = frozenset(
     (
-        *("nkvo", "no-kv-offload", "cmoe", "cpu-moe", "ncmoe", "n-cpu-moe"),
-        *("ot", "override-tensor"),
+        *("nkvo", "no-kv-offload", "no-kvo", "ot", "override-tensor"),
+        *("cmoe", "cpu-moe", "ncmoe", "n-cpu-moe", "ncffn", "n-cpu-ffn"),
     )
 )
 """Options that keep weights or the cache on the host."""
+NEVER_FITTED_BEFORE = 7400
+"""The first build with --fit, which is on by default (pull request 16653, December 2025)."""
+NAMES_CHANGED = 8960
+"""The first build without --draft-max, whose default is three drafts (pull request 22397, April 2026)."""
+TYPE_NEEDED = 9450
+"""The first build in which a draft model drafts only with --spec-type (pull request 23988, June 2026)."""
+USUAL_PASS = 2048
+USUAL_CHUNK = 512
+"""-b and -ub by default (common/common.h)."""
+USUAL_GAMMAS = {"ngram-mod": 64, "draft": 3}
+"""Most drafted tokens by default: of ngram-mod, of models and heads (common/common.h)."""
+USUAL_MGRAM = 48
+"""Drafted tokens of the other look-ups by default."""
 USUAL_FORMAT = "Q4_K_M"
 """Format of a repository's file that -hf takes, where it names none."""
 ANY_TYPE = "gguf"
 """A file whose name tells no type."""
-DRAFT_MAX = 16
-"""Drafted tokens of a draft model, where the command does not say."""
+OLDER_GAMMA = 16
+"""Most drafted tokens of a model by default in builds before `NAMES_CHANGED`."""
 FORMAT = re.compile(
     r"[-_.:](?:i1-)?((?:UD[-_])?(?:IQ|TQ|Q)\d(?:_\w+)?|MXFP4(?:_\w+)?|NVFP4|BF16|F16|F32)$",
     re.IGNORECASE,
 )
+CACHE_TYPES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+"""Formats below 16 bits that -ctk and -ctv take (common/arg.cpp)."""
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -89,7 +107,7 @@ def llama_cpp_server(said: StatedOptions) -> ServeCommand:
     name = meanings.get("repository") or meanings.get("model")
     if not name:
         raise ConfigError(f"the command names no model; {STARTS} take one")
-    gguf = gguf_of(name)
+    gguf = gguf_of(meanings.get("hub_file") or name)
     is_usual = not gguf.label and "repository" in meanings
     if is_usual:
         gguf = gguf_of(f"{name}:{USUAL_FORMAT}")
@@ -105,20 +123,26 @@ def llama_cpp_server(said: StatedOptions) -> ServeCommand:
             f"{gguf.label or name} has its own bits and the rates of {kernels}: llama.cpp's kernels are "
             "not modelled"
         )
-    on_host = [option for option in said.not_looked_at if option.lstrip("-") in ON_HOST]
-    is_on_host = bool(on_host)
+    problems, remarks = _by_build(said)
+    notes += remarks
+
+    # what stays on the host
+    on_host = [option for option in said.noted if option.lstrip("-") in ON_HOST]
+    layers = meanings.get("layers", "all")
+    if layers.isdecimal() and int(layers[:6]) < ALL_LAYERS:
+        on_host.append(f"-ngl {layers[:6]}")
     if on_host:
         notes.append(
             f"{', '.join(on_host)}: all is taken for the device's; what stays on the host is not "
             "modelled"
         )
-    layers = meanings.get("layers", "all")
-    if layers.isdecimal() and int(layers[:6]) < ALL_LAYERS:
-        is_on_host = True
-        notes.append(
-            f"-ngl {layers[:6]}: all layers are taken for the device's; those that stay on the host are "
-            "not modelled"
-        )
+    build = build_number(said.start.version)
+    has_fit = build is None or build >= NEVER_FITTED_BEFORE
+    is_fitted = has_fit and meanings.get("fit", "on") not in ("off", "0", "false")
+    if "layers" in meanings and layers != "auto":
+        is_fitted = False
+
+    # the load
     if "batch" not in meanings:
         notes.append("one sequence at a time is taken for it: --parallel says how many")
     # -c counts the tokens of all sequences together; 0 is the model's own
@@ -126,52 +150,156 @@ def llama_cpp_server(said: StatedOptions) -> ServeCommand:
     tokens = None
     if length.isdecimal() and int(length[:9]) > 0:
         tokens = int(length[:9])
-    # the format that is nearest in bits
-    kv_dtype = None
-    keys = meanings.get("keys", "").lower()
-    if keys.startswith("q8"):
-        kv_dtype = "fp8"
-    elif keys.startswith(("q4", "q5", "iq4")):
-        kv_dtype = "int4"
     sequences = said.count("batch") or 1
+    chunk = min(said.count("pass") or USUAL_PASS, said.count("chunk") or USUAL_CHUNK)
+    is_unsplit = meanings.get("attention") in ("off", "0", "false")
+    split = meanings.get("split", "layer")
+    if split == "row":
+        notes.append(
+            "-sm row is deprecated: -sm tensor takes its place from 2026 on (llama.cpp pull request "
+            "19378)"
+        )
     return ServeCommand(
         engine=LLAMA_CPP,
+        version=said.start.version,
         model=gguf.model,
         allocated_tokens=tokens,
-        is_partly_on_host=is_on_host,
+        is_partly_on_host=bool(on_host),
+        is_fitted=is_fitted,
+        split=split,
+        is_unsplit_attention=is_unsplit,
         max_num_seqs=sequences,
         max_model_len=None if tokens is None else max(tokens // sequences, 1),
         weight_dtype=gguf.weight_dtype,
-        kv_dtype=kv_dtype,
-        speculation=_draft(meanings),
+        kv_dtype=_cache_format(meanings, notes),
+        speculation=_draft(meanings, build, notes),
+        has_prefix_cache=said.truth("prefixes"),
+        prefill_tokens=chunk,
+        frees_windows=meanings.get("whole_windows") != "true",
         hardware=said.start.hardware,
         num_gpus=said.start.num_gpus,
         read=said.written,
         noted=said.noted,
         without_effect=said.without_effect,
         not_looked_at=said.not_looked_at,
-        problems=said.problems,
+        not_understood=said.unknown,
+        problems=[*said.problems, *problems],
         asked=said.asked,
         notes=[*dict.fromkeys(said.given.notes), *notes],
     )
 
 
-def _draft(meanings: Mapping[str, str]) -> Speculation | None:
+def build_number(version: str | None) -> int | None:
+    """The number of a build ("9235" of "b9235"); None: not told."""
+    numbers = version_number(version or "")
+    return numbers[0] if numbers else None
+
+
+def _by_build(said: StatedOptions) -> tuple[list[str], list[str]]:
+    """Faults and notes of options that newer builds do not have."""
+    removed = names_of(LLAMA_CPP).removed
+    given: dict[str, list[str]] = {}
+    for option in options_of(LLAMA_CPP, said.start.words):
+        if option.name in removed:
+            given.setdefault(removed[option.name], []).append(option.written)
+    problems = []
+    notes = []
+    for instead, options in given.items():
+        names = dict.fromkeys(options)
+        situation = "removed option"
+        if said.start.version is None or not instead.startswith("use --spec"):
+            situation = "option that newer builds lack"
+        found = finding(
+            situation,
+            LLAMA_CPP,
+            said.start.version or "",
+            options=", ".join(names),
+            instead=instead,
+            build=build_number(said.start.version),
+        )
+        if found is not None:
+            (problems if found.kind == "wrong" else notes).append(found.says)
+    values = said.meanings.get("values", "f16").lower()
+    is_off = said.meanings.get("attention") in ("off", "0", "false")
+    if values not in ("f16", "f32", "bf16"):
+        found = finding(
+            "narrow values in the cache",
+            LLAMA_CPP,
+            settings=() if is_off else ("flash attention",),
+            values=values,
+        )
+        if found is not None:
+            problems.append(found.says)
+    return problems, notes
+
+
+def _cache_format(meanings: Mapping[str, str], notes: list[str]) -> str | None:
+    """The format that is nearest to the bits of keys and values together; None: 16 bits."""
+    bits = []
+    for part in ("keys", "values"):
+        label = meanings.get(part, "f16").lower()
+        bits.append(type_bits(label) if label in CACHE_TYPES else 16.0)
+    mean = sum(bits) / 2.0
+    if mean >= 16.0:
+        return None
+    nearest = min(("bf16", "fp8", "int4"), key=lambda name: abs(type_bits(name) - mean))
+    notes.append(
+        f"the cache has {mean:.3g} bits a number and is priced as {nearest}: llama.cpp's kernels are not "
+        "modelled"
+    )
+    return None if nearest == "bf16" else nearest
+
+
+def _draft(
+    meanings: Mapping[str, str], build: int | None, notes: list[str]
+) -> Speculation | None:
     """Raises ConfigError for a sort of draft that is not planned for."""
-    gamma = None
-    if re.fullmatch(r"\d{1,4}", meanings.get("gamma", "")):
-        gamma = int(meanings["gamma"])
-    method = meanings.get("method", "").partition(",")[0]
-    if method.startswith("ngram"):
-        return Speculation(draft="ngram", gamma=gamma)
+    types = [sort for sort in meanings.get("method", "").split(",") if sort]
+    if not types and meanings.get("usual_draft") == "true":
+        types = ["ngram-mod"]
+    method = types[0] if types else ""
+    if len(types) > 1:
+        notes.append(f"--spec-type {','.join(types)}: {method} alone is priced")
     checkpoint = meanings.get("draft") or meanings.get("draft_repository")
+    is_old = build is not None and build < NAMES_CHANGED
+    if method.startswith("ngram"):
+        # the common length is the look-up's own in older builds, and says nothing in newer ones
+        given = meanings.get(f"gamma {method}") or meanings.get("gamma", "")
+        gamma = USUAL_GAMMAS.get(method, USUAL_MGRAM)
+        if given.isdecimal():
+            gamma = int(given[:4])
+        if gamma > MAX_GAMMA:
+            notes.append(
+                f"{method} drafts up to {gamma} tokens and is priced with {MAX_GAMMA}"
+            )
+        return Speculation(draft="ngram", gamma=min(gamma, MAX_GAMMA))
+    given = meanings.get("gamma", "")
+    gamma = OLDER_GAMMA if is_old else USUAL_GAMMAS["draft"]
+    if given.isdecimal():
+        gamma = int(given[:4])
     sort = method.removeprefix("draft-").removesuffix("-adaptive")
     named = draft_by_name(sort) if method else None
+    head = gguf_of(checkpoint).model if checkpoint else None
+    if not method and head is not None:
+        part = head_named_in(head)
+        if part in ("dflash", "dspark", "mtp"):  # told from the file itself
+            named = part
     if named is not None:
-        head = gguf_of(checkpoint).model if checkpoint else None
         return Speculation(draft=named, gamma=gamma, checkpoint=head)
     if method not in ("", "none", "draft", "draft-simple"):
         raise ConfigError(f"--spec-type {method[:40]} is not planned for")
-    if not checkpoint:
+    if checkpoint is None or method == "none":
         return None
-    return Speculation(draft=gguf_of(checkpoint).model, gamma=gamma or DRAFT_MAX)
+    assert head is not None
+    if not method and build is not None and build >= TYPE_NEEDED:
+        notes.append(
+            f"-md alone drafts nothing in b{build}, and {head} only takes memory: add --spec-type "
+            "draft-simple (llama.cpp pull request 23988)"
+        )
+        return None
+    if not method and build is None:
+        notes.append(
+            "-md alone drafts nothing in builds since June 2026: add --spec-type draft-simple, with which "
+            "it is priced (llama.cpp pull request 23988)"
+        )
+    return Speculation(draft=head, gamma=gamma)

@@ -24,7 +24,7 @@ from magicdec.naming import ENGINE_TITLES
 OPTIONS_DIRECTORY = Path(__file__).resolve().parent.parent / "data" / "options"
 LLAMA_CPP = "llama.cpp"
 ENGINES = ("vllm", "sglang", "trtllm")
-"""Engines whose options are listed by version."""
+"""Engines whose parsers share options and take the beginning of a name."""
 MEANINGS = read_toml(OPTIONS_DIRECTORY.parent / "option_meanings.toml")
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     **{engine: MEANINGS["shared"] | MEANINGS[engine] for engine in ENGINES},
@@ -50,6 +50,10 @@ class Names(msgspec.Struct, frozen=True):
     """Versions of an option that not all have."""
     keys: dict[str, frozenset[str]]
     """Keys of options that take an object."""
+    removed: dict[str, str] = {}
+    """Options of older versions, with what took their place."""
+    variables: dict[str, str] = {}
+    """Variables that set an option."""
 
     @property
     def range(self) -> str:
@@ -74,9 +78,7 @@ class GivenOption(msgspec.Struct, frozen=True):
 
 @cache
 def names_of(engine: str) -> Names:
-    """An engine's options; none of one whose options are not listed."""
-    if engine not in ENGINES:
-        return Names(kinds={}, versions=(), only_in={}, keys={})
+    """An engine's options."""
     document = read_toml(OPTIONS_DIRECTORY / f"{engine}.toml")
     kinds: dict[str, str] = {}
     only_in: dict[str, str] = {}
@@ -96,13 +98,18 @@ def names_of(engine: str) -> Names:
         if option == "config":
             keys["config"] = groups["all"]
     return Names(
-        kinds=kinds, versions=tuple(document["versions"]), only_in=only_in, keys=keys
+        kinds=kinds,
+        versions=tuple(document["versions"]),
+        only_in=only_in,
+        keys=keys,
+        removed=document.get("removed", {}),
+        variables=document.get("variables", {}),
     )
 
 
 def title_of(engine: str) -> str:
     """The engine's name without the version that profiles were fitted on."""
-    return re.sub(r" [\d.]+$", "", ENGINE_TITLES[engine])
+    return re.sub(r" [\d.]+$", "", ENGINE_TITLES.get(engine, engine))
 
 
 def is_engine_option(option: str) -> bool:
@@ -147,10 +154,10 @@ def unknown_in(engine: str, option: str, version: str | None) -> str | None:
 
     With the engine's version known, and its options too, an option that it lacks is a fault.
     """
-    if engine not in ENGINES:
-        return None
     names = names_of(engine)
     title = title_of(engine)
+    if option in names.removed:
+        return None
     if option in names.kinds:
         versions = names.only_in.get(option)
         is_listed = version in names.versions
@@ -159,7 +166,8 @@ def unknown_in(engine: str, option: str, version: str | None) -> str | None:
         return f"{title} {version} has no --{option}; it is in {versions}"
     if option in OPTIONS[engine] and version not in names.versions:
         return None
-    if sum(known.startswith(option) for known in names.kinds) == 1:
+    is_beginning = engine in ENGINES
+    if is_beginning and sum(known.startswith(option) for known in names.kinds) == 1:
         # engines' parsers take an unambiguous beginning: --tp for --tp-size
         return None
     if version in names.versions:
@@ -235,6 +243,8 @@ def _spelled(engine: str, name: str) -> str:
     """The option that a name is the beginning of, where it is of one alone."""
     names = names_of(engine).kinds
     if name in names or name in OPTIONS[engine] or len(name) < 5:
+        return name
+    if engine not in ENGINES:
         return name
     if name.removeprefix("no-") in names:
         return name

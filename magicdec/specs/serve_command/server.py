@@ -81,6 +81,14 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     the engine's."""
     is_partly_on_host: bool = False
     """Whether layers, experts or the cache stay in the host's memory."""
+    is_fitted: bool = False
+    """Whether what does not fit goes to the host by itself (llama.cpp's --fit)."""
+    split: str = ""
+    """llama.cpp's way to spread a model over devices: by layers, rows or tensors."""
+    is_unsplit_attention: bool = False
+    """Whether attention writes its scores to memory (llama.cpp's -fa off)."""
+    prefill_tokens: int | None = None
+    """Tokens of a pass that reads prompts, where the engine's profile has others by default."""
     weight_dtype: str | None = None
     kv_dtype: str | None = None
     speculation: Speculation | None = None
@@ -194,6 +202,9 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
             is_older = number < version_number(bound)
             if is_older == is_newer and number < version_number(until):
                 engine = engine.with_costs_of(bound, is_newer=is_newer)
+        if self.prefill_tokens is not None:
+            tokens = {"scheduler.prefill_tokens": self.prefill_tokens}
+            engine = engine.with_constants(tokens)
         if self.memory_fraction is not None:
             engine = engine.with_constants(
                 {
@@ -241,6 +252,4 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def why_not_understood(self) -> str:
         """Which versions' options were compared."""
-        if self.engine == LLAMA_CPP:
-            return "not known"
         return f"not in {title_of(self.engine)} {names_of(self.engine).range}"

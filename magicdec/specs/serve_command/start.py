@@ -28,6 +28,8 @@ OWN_BUILDS = re.compile(
     r"^(?:docker\.io/)?(?:vllm/vllm-openai|lmsysorg/sglang|nvcr\.io/nvidia/tensorrt-llm/release)[\w-]*:"
 )
 """Images that the engine's makers build: others may add options."""
+LLAMA_CPP_BUILD = re.compile(r"llama\.cpp:[\w-]*?b(?P<version>\d{3,6})$")
+"""llama.cpp's image of one build, as "server-cuda-b9235"."""
 INSTALLED = re.compile(r"(?:vllm|sglang|tensorrt[-_]llm)(?:\[[\w,]*\])?==(\d[\w.]*)")
 MENTIONS = re.compile(
     r"vllm|sglang|trtllm|tensorrt.llm|llama-server|llama\.cpp|modelArtifacts|llm_configs",
@@ -211,7 +213,7 @@ def start_of(words: Sequence[str]) -> Start | None:
 
 def build_of(image: str) -> Build | None:
     """The build of an engine that an image's name and tag tell; None: they tell none."""
-    tagged = OTHER_IMAGES.search(image)
+    tagged = OTHER_IMAGES.search(image) or LLAMA_CPP_BUILD.search(image)
     if tagged is None:
         return None
     return Build(tagged["version"], is_other=not OWN_BUILDS.match(image))

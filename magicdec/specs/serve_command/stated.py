@@ -94,6 +94,10 @@ class StatedOptions:
         """Takes the variables in that the server is started with."""
         engine = self.start.engine
         for name, value in variables.items():
+            option = names_of(engine).variables.get(name)
+            if option is not None:
+                self._option(option, value, GivenOption(name, value, name))
+                continue
             meaning = OPTIONS[engine].get(name)
             if meaning is not None:
                 self.written[name] = value
@@ -131,7 +135,6 @@ class StatedOptions:
     def add(self, words: list[str]) -> None:
         """Takes a command's words in."""
         engine = self.start.engine
-        alone = "" if engine == LLAMA_CPP else "true"  # its flags are not listed
         for option in options_of(engine, words):
             if not option.name:
                 self._positional(option.value or "")
@@ -143,7 +146,7 @@ class StatedOptions:
                 if bare in OPTIONS[engine] or bare in names_of(engine).kinds:
                     name = bare
                     value = "false"
-            self._option(name, alone if value is None else value, option)
+            self._option(name, "true" if value is None else value, option)
 
     def find(
         self, name: str, *, settings: Collection[str] = (), **values: object
@@ -183,11 +186,13 @@ class StatedOptions:
     def _option(self, name: str, value: str, given: GivenOption) -> None:
         engine = self.start.engine
         written = given.name
-        dashes = "-" if engine == LLAMA_CPP and len(name) < 4 else "--"
+        dashes = "--"
+        if engine == LLAMA_CPP:
+            dashes = given.written[: -len(given.written.lstrip("-")) or None]
         missing = unknown_in(engine, name, self.start.version)
         if missing is not None:
             if is_of_dynamo(name):
-                self.without_effect.append(f"--{written}")
+                self.without_effect.append(f"{dashes}{written}")
                 return
             if self.start.version in names_of(engine).versions:
                 situation = "an option of other versions"
@@ -198,7 +203,7 @@ class StatedOptions:
                 if self.given.open_in(written):
                     self.open += self.given.open_in(written)
                     return
-                self.unknown.append(f"--{written}")
+                self.unknown.append(f"{dashes}{written}")
                 return
         meaning = OPTIONS[engine].get(name)
         if meaning is None:
