@@ -86,7 +86,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "users that wait, an option unknown": (
         "vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size 4 --max-num-seqs 64 --foo 3 "
         "--attention-backend FLASHINFER --watermark 0.1",
-        {"hardware": "8xh100", "batch": 64, "context_len": 8192},
+        {"hardware": "2xh100", "batch": 64, "context_len": 8192},
     ),
     "a model that does not fit": ("vllm serve meta-llama/Llama-3.1-405B-Instruct", {"hardware": "h100"}),
     "a file that is not read": (

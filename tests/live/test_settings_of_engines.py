@@ -210,16 +210,32 @@ def test_a_threshold_of_long_prompts_reads_as_a_smaller_chunk_does():
     ] == [change.gain for change in small.changes if "Read prompts" in change.change]
 
 
-def test_a_block_size_is_the_number_of_drafted_tokens_and_one():
+@pytest.mark.parametrize(
+    ("algorithm", "checkpoint", "size", "given", "gamma"),
+    [
+        ("DFLASH", "z-lab/Qwen3-8B-DFlash-b16", "dflash", 4, 3),
+        ("DSPARK", "deepseek-ai/dspark_qwen3_8b_block7", "dspark", 7, 7),
+    ],
+)
+def test_a_block_size_is_a_number_of_drafts(
+    algorithm: str, checkpoint: str, size: str, given: int, gamma: int
+):
+    """DFlash's counts the verified token too, DSpark's does not (sglang/srt/arg_groups/
+    speculative_hook.py of 0.5.23)."""
     words = (
-        "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --speculative-algorithm DFLASH "
-        "--speculative-draft-model-path z-lab/Qwen3-8B-DFlash-b16"
+        f"python -m sglang.launch_server --model-path Qwen/Qwen3-8B --speculative-algorithm {algorithm} "
+        f"--speculative-draft-model-path {checkpoint}"
     )
-    block = read_serve_command(f"{words} --speculative-dflash-block-size 4").speculation
-    number = read_serve_command(f"{words} --speculative-num-draft-tokens 4").speculation
-    assert block is not None
-    assert block == number
-    assert block.gamma == 3
+    drafts = [
+        read_serve_command(f"{words} {option}").speculation
+        for option in (
+            f"--speculative-{size}-block-size {given}",
+            f"--speculative-num-draft-tokens {gamma + 1}",
+        )
+    ]
+    assert drafts[0] is not None
+    assert drafts[0] == drafts[1]
+    assert drafts[0].gamma == gamma
 
 
 # Memory and ranks

@@ -63,6 +63,9 @@ def _of_sglang(said: StatedOptions) -> Speculation:
     method = meanings["algorithm"].lower()
     gamma = said.count("gamma")
     tree = said.count("tree")
+    block = said.count("drafts_of_block")
+    if block is not None:
+        tree = block + 1  # DSpark's blocks do not count the verified token
     width = said.count("topk") or 1
     checkpoint = meanings.get("draft")
     if checkpoint is not None:
