@@ -671,11 +671,15 @@ def _on_command(
     elif granted > needed:
         find("more devices than are used", needed=needed, granted=granted)
 
-    find(
+    listed = finding(
         "a model that is not listed",
-        model=model.name,
+        command.engine,
+        command.version or "",
         architecture=model.architecture,
+        model=model.name,
     )
+    if listed is not None:
+        found.append(listed)
 
     # its longest sequence
     most = command.max_model_len

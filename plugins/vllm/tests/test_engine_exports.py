@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,14 @@ from typing import Any
 import pytest
 from cases import MODEL
 
+sys.path.append(str(Path(__file__).parents[3] / "tests"))
 sys.path.append(str(Path(__file__).parents[3] / "tests" / "reports"))
+sys.path.append(str(Path(__file__).parents[3] / "tests" / "live"))
 from samples_exports import CPU, DRAFTS, SITE, planned, sample, spread_plan, words_of
+from test_printed_forms import ADVISED, VERSION, checked, exported
+from test_printed_forms import PLANS as PRINTED
 
+from magicdec.live.check import Check
 from magicdec.reports.exports import export
 from magicdec.schema.plan import Plan
 
@@ -122,3 +129,72 @@ def test_a_cost_check_imposes_acceptance_that_the_engine_takes() -> None:
         assert 1.0 + sum(rates) == pytest.approx(
             config["synthetic_acceptance_length"], abs=0.02
         )
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_printed_exports_are_read_with_the_keys_of_their_draft(name: str) -> None:
+    from dataclasses import fields
+
+    from vllm.config.speculative import SpeculativeConfig
+
+    again = exported(name, "vllm")
+    words = words_of(export("vllm", again.plan, site=again.site))
+    config = parsed(["--model", *words[2:]]).speculative_config or {}
+    assert set(config) <= {field.name for field in fields(SpeculativeConfig)}
+
+
+def advised() -> list[tuple[str, str]]:
+    """Settings that check advises for vLLM in the installed version."""
+    settings = []
+    for name, text in ADVISED.items():
+        answer: Check = checked(text)
+        is_here = answer.command.version in (None, VERSION["vllm"])
+        for change in answer.changes:
+            if answer.command.engine == "vllm" and is_here and change.option[0] == "-":
+                settings.append((name, change.option.partition(" (")[0]))
+    return settings
+
+
+def test_advised_settings_are_read_with_the_keys_of_their_draft() -> None:
+    from dataclasses import fields
+
+    from vllm.config.speculative import SpeculativeConfig
+
+    settings = advised()
+    assert len(settings) > 5
+    for name, setting in settings:
+        config = (
+            parsed(["--model", "x", *shlex.split(setting)]).speculative_config or {}
+        )
+        assert set(config) <= {field.name for field in fields(SpeculativeConfig)}, name
+
+
+@pytest.mark.parametrize(
+    ("config", "is_taken"),
+    [
+        ({}, True),
+        (
+            {
+                "rejection_sample_method": "synthetic",
+                "synthetic_acceptance_length": 2.0,
+            },
+            True,
+        ),
+        ({"synthetic_acceptance_length": 2.0}, False),
+        ({"num_speculative_tokens_per_batch_size": [[1, 2, 3], [3, 16, 1]]}, True),
+    ],
+)
+def test_a_length_that_is_imposed_goes_with_its_method(
+    config: dict[str, Any], is_taken: bool
+) -> None:
+    """Advice to leave it out names both keys."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+    words = ["--model", str(MODEL), "--enforce-eager", "--speculative-config"]
+    arguments = EngineArgs.from_cli_args(parsed([*words, json.dumps(ngram | config)]))
+    if is_taken:
+        arguments.create_engine_config()
+        return
+    with pytest.raises(ValueError, match="only valid with"):
+        arguments.create_engine_config()
