@@ -214,7 +214,9 @@ def _head_of(command: ServeCommand, row: Candidate) -> str:
         is_loaded = is_loaded_by(command.engine, speculation.checkpoint)
         if facts.method == method and fits and is_loaded:
             return speculation.checkpoint
-    known = head_for(command.engine, command.model, method, row.drafting.checkpoint)
+    known = head_for(
+        command.engine, command.model, method, row.gamma, row.drafting.checkpoint
+    )
     return known or f"{method_name(method)}-HEAD"
 
 

@@ -114,7 +114,7 @@ def head_name(engine: str, plan: Deployment, lines: list[str]) -> str:
             return known
         lines.append(f"{best.draft} stands for the draft's own path or name.")
         return best.draft
-    name = head_for(engine, plan.model, best.draft_method, planned)
+    name = head_for(engine, plan.model, best.draft_method, best.gamma, planned)
     if name and name == planned:
         lines.append(
             "The draft's checkpoint is a published one: that whose acceptance was planned with, "

@@ -121,12 +121,17 @@ def is_loaded_by(engine: str, checkpoint: str) -> bool:
     return engine == "vllm" or "speculator" not in checkpoint.lower()
 
 
-def head_for(engine: str, target: str, method: str, preferred: str = "") -> str:
+def head_for(
+    engine: str, target: str, method: str, gamma: int, preferred: str = ""
+) -> str:
     """The checkpoint of a head to name in an engine's command: the preferred one, or the table's
-    first that the engine loads; "": none is known."""
-    known = [head.checkpoint for head in heads_of(target, method)]
+    first that the engine loads and that proposes so many tokens; "": none is known."""
+    known = []
     if preferred:
-        known.insert(0, preferred)
+        known.append(preferred)
+    for head in heads_of(target, method):
+        if head.most_drafts is None or gamma <= head.most_drafts:
+            known.append(head.checkpoint)
     return next((name for name in known if is_loaded_by(engine, name)), "")
 
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError, MagicdecError
+from magicdec.live import options
 from magicdec.live.check import AskedLoad, Check, check_command
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.planner import PlanRequest, make_plan
@@ -101,6 +102,36 @@ def refusal(words: list[str]) -> str:
 @pytest.mark.parametrize("asked", PLANS)
 def test_an_export_is_taken_by_its_engine(asked: str, engine: str) -> None:
     assert_exported(asked, engine)
+
+
+SAID = {
+    ("fp8 weights", "vllm"): ("--quantization fp8", "YOUR-"),
+    ("fp8 weights", "sglang"): ("--quantization fp8", "YOUR-"),
+    ("fp8 weights", "trtllm"): ("trtllm-serve YOUR-FP8-CHECKPOINT-OF-llama-3.1-8b", "quantization"),
+    ("int4 weights", "vllm"): ("vllm serve YOUR-INT4-CHECKPOINT-OF-llama-3.1-8b", "--quantization"),
+    ("dflash", "vllm"): ("Qwen3-8B-DFlash", "placeholder"),
+    ("dflash", "sglang"): ("Qwen3-8B-DFlash", "rejection-sampling"),
+    ("dspark", "sglang"): ("--speculative-num-draft-tokens 8", "rejection-sampling"),
+    ("eagle3", "sglang"): ("rejection sampling", "--speculative-use-rejection-sampling"),
+    ("eagle", "sglang"): ("--speculative-use-rejection-sampling", "Not supported for this draft: rej"),
+    ("eagle3", "trtllm"): ("  allow_advanced_sampling: true", "draft_len_schedule:"),
+    ("eagle3, greedy", "trtllm"): ("max_draft_len", "allow_advanced_sampling"),
+    ("eagle3 of many", "sglang"): ("--cuda-graph-max-bs-decode 300", "--cuda-graph-max-bs 300"),
+    ("mtp of ranks", "sglang"): ("--enable-dp-attention", "gamma.json"),
+    ("a head of vLLM's own", "vllm"): ("speculator.eagle3", "placeholder"),
+    ("a head of vLLM's own", "sglang"): ("is a placeholder", "--speculative-draft-model-path RedHatAI"),
+    ("a window", "sglang"): ("--speculative-draft-attention-backend triton", "placeholder"),
+}  # fmt: skip
+"""A text that an export has, and one that it has not."""
+
+
+@pytest.mark.parametrize(("asked", "engine"), SAID)
+def test_an_export_does_what_is_said(asked: str, engine: str) -> None:
+    again = exported(asked, engine)
+    text = export(engine, again.plan, site=again.site)
+    there, elsewhere = SAID[asked, engine]
+    assert there in text
+    assert elsewhere not in text
 
 
 @pytest.mark.slow
@@ -213,8 +244,65 @@ def assert_advised(text: str, **load: Any) -> None:
 
 @pytest.mark.parametrize("name", ADVISED)
 def test_advice_is_taken_by_the_engines_version(name: str) -> None:
-    for load in ({}, {"batch": 100}):
-        assert_advised(ADVISED[name], **load)
+    assert_advised(ADVISED[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ADVISED)
+def test_advice_for_many_users_is_taken_by_the_engines_version(name: str) -> None:
+    assert_advised(ADVISED[name], batch=100)
+
+
+SGLANG = (
+    "python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B --speculative-algorithm"
+)
+VLLM = '--model Qwen/Qwen3-8B --speculative-config \'{"method": "eagle3", "num_speculative_tokens": 3}\''
+FOLLOWS_BATCH = {
+    f"vllm serve {VLLM.removeprefix('--model ')}": True,
+    f"docker run vllm/vllm-openai:v0.24.0 {VLLM}": True,
+    f"docker run vllm/vllm-openai:v0.20.0 {VLLM}": False,
+    f"vllm serve {VLLM.removeprefix('--model ')} -dp 2": False,
+    f"{SGLANG} EAGLE3 --speculative-num-steps 3": True,
+    f"{SGLANG} EAGLE --speculative-num-steps 3": True,
+    f"docker run lmsysorg/sglang:v0.5.16 {SGLANG} EAGLE --speculative-num-steps 3": True,
+    f"docker run lmsysorg/sglang:v0.5.13 {SGLANG} EAGLE --speculative-num-steps 3": False,
+    f"{SGLANG} EAGLE3 --speculative-num-steps 3 --enable-dp-attention --dp-size 2": False,
+    f"{SGLANG} NGRAM --speculative-num-draft-tokens 8": False,
+    f"{SGLANG} DFLASH --speculative-num-draft-tokens 16": False,
+    f"{SGLANG} STANDALONE --speculative-draft-model-path Qwen/Qwen3-0.6B": False,
+    "llama-server -m Qwen3-8B-Q8_0.gguf -md Qwen3-0.6B-Q8_0.gguf -ngl 99": False,
+    "trtllm-serve Qwen/Qwen3-8B --config engine.yaml": True,
+    "trtllm-serve Qwen/Qwen3-8B --config engine.yaml # MTP": False,
+}
+"""Whether the engine's version has gamma follow the batch with the draft and these options."""
+
+
+@pytest.mark.parametrize("text", FOLLOWS_BATCH)
+def test_every_setting_is_taken_by_the_engines_version(
+    text: str, tmp_path: Path
+) -> None:
+    """Another gamma, gamma by batch where the engine follows it, graphs, users at once."""
+    sort = "MTP" if "MTP" in text else "NGram"
+    settings = f"speculative_config: {{decoding_type: {sort}, max_draft_len: 3}}\n"
+    (tmp_path / "engine.yaml").write_text(settings)
+    command = read_serve_command(text, folder=tmp_path)
+    assert command.speculation is not None
+    table = options.table_option(command, {1: 5, 16: 3}, 4096)
+    assert bool(table) == FOLLOWS_BATCH[text]
+    settings = [
+        options.gamma_option(command, 4),
+        options.batch_option(command, 64),
+        table,
+    ]
+    if command.engine == "llama.cpp":
+        assert settings[:2] == ["--spec-draft-n-max 4", "--parallel 64"]
+        return
+    settings.append(options.captured_option(command, 1089))
+    version = command.version or VERSION[command.engine]
+    for setting in filter(None, settings):
+        assert faults_of_advice(command.engine, version, setting, text) == [], setting
+    if command.engine == "vllm":
+        assert "--max-cudagraph-capture-size 1104" in settings, "sizes step by 16"
 
 
 @pytest.mark.slow
