@@ -363,13 +363,15 @@ def test_layers_with_windows_keep_whole_caches_without_their_manager():
             "python -m sglang.launch_server --model-path m --sampling-defaults openai",
             1.0,
         ),
+        ("llama-server -m m --temp 0.6", 0.6),
+        ("llama-server -m m --temp -1", 0.0),
     ],
 )
 def test_clients_that_name_no_temperature_take_the_commands(
     text: str, temperature: float | None
 ):
     assert read_serve_command(text).temperature == temperature
-    named = text.replace(" m", " Qwen/Qwen3-8B")
+    named = text.replace(" m", " Qwen/Qwen3-8B", 1)
     assert requested(named).temperature == (1.0 if temperature is None else temperature)
     assert requested(named, temperature=0.3).temperature == 0.3
 

@@ -176,6 +176,7 @@ def llama_cpp_server(said: StatedOptions) -> ServeCommand:
         has_prefix_cache=said.truth("prefixes"),
         prefill_tokens=chunk,
         frees_windows=meanings.get("whole_windows") != "true",
+        temperature=_temperature(said),
         hardware=said.start.hardware,
         num_gpus=said.start.num_gpus,
         read=said.written,
@@ -187,6 +188,17 @@ def llama_cpp_server(said: StatedOptions) -> ServeCommand:
         asked=said.asked,
         notes=[*dict.fromkeys(said.given.notes), *notes],
     )
+
+
+def _temperature(said: StatedOptions) -> float | None:
+    """The temperature of clients that name none, where the command says; below 0 it is 0."""
+    text = said.meanings.get("temperature")
+    if text is None:
+        return None
+    if re.fullmatch(r"-?\d{1,2}(?:\.\d{0,9})?", text) is None:
+        option = said.names["temperature"]
+        raise ConfigError(f"{option} must be a number below 100, not '{text[:40]}'")
+    return max(float(text), 0.0)
 
 
 def build_number(version: str | None) -> int | None:
