@@ -26,6 +26,7 @@ from magicdec.live.options import (
 )
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.footprint import weights_bytes
+from magicdec.perfmodel.kernels.links import AllReduceCurve
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.search import search
 from magicdec.schema.row import Candidate, Gain
@@ -58,6 +59,8 @@ UNFUSED = 3.0
 Mixtral fell from 44.7 to 22.9 tokens/s (llama.cpp pull request 5021)."""
 LIKELY = 0.75
 """Probability from which a change is advised: three to one."""
+OWN_SUMS = "Sum over the devices by the engine's own kernels, not NCCL's"
+WITHOUT_OWN_SUMS = "leave out --disable-custom-all-reduce"
 OF_SAMPLING = "--speculative-accept-threshold"
 """SGLang's options that greedy checks of drafts do not read (sglang/srt/speculative/eagle_utils.py of
 0.5.23)."""
@@ -194,6 +197,20 @@ def fits_without_host(served: Served) -> bool:
 def with_nccl(engine: EngineProfile) -> EngineProfile:
     """The engine that sums over ranks by NCCL."""
     return engine.as_set(PathOptions(has_custom_all_reduce=False))
+
+
+def sums_by_nccl(command: ServeCommand, served: Served) -> bool:
+    """Whether a setting has NCCL sum over ranks where the engine's own kernels would: these need every
+    device to reach every other (custom_all_reduce.py of vLLM and SGLang)."""
+    topology = served.case.hardware.link.topology
+    ranks = served.row.tp_size
+    is_own = ranks == 2 or (ranks > 2 and topology in ("nvlink", "xgmi"))
+    return is_own and not command.has_custom_all_reduce
+
+
+def has_nccl(served: Served) -> bool:
+    """Whether NCCL's sums were timed on the row's device."""
+    return "nccl" in AllReduceCurve.variants(served.case.hardware)
 
 
 def runner_of(engine: EngineProfile, served: Served) -> str:
@@ -341,9 +358,6 @@ def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]
         settings.append(Setting(between_steps, advice=advice))
     if served is None:
         return settings
-    # engines' own kernels need every device to reach every other (custom_all_reduce.py of either)
-    reaches = served.case.hardware.link.topology in ("nvlink", "xgmi")
-    sums_itself = served.row.tp_size == 2 or (served.row.tp_size > 2 and reaches)
     if command.host_weight_bytes:
         reads_s = host_reads_s(served)
         keep = None
@@ -354,12 +368,8 @@ def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]
                 "every pass reads those in the host's memory over its link",
             )
         settings.append(Setting(partial(slower_passes, more_s=reads_s), advice=keep))
-    if not command.has_custom_all_reduce and sums_itself:
-        advice = _unpriced(
-            "Sum over the devices by the engine's own kernels, not NCCL's",
-            "leave out --disable-custom-all-reduce",
-            "each layer's sums take longer by NCCL",
-        )
+    if sums_by_nccl(command, served) and has_nccl(served):
+        advice = _unpriced(OWN_SUMS, WITHOUT_OWN_SUMS, "each layer's sums take longer")
         settings.append(Setting(with_nccl, advice=advice))
     has_drafter = False
     if served.option is not None:
@@ -546,6 +556,17 @@ def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
             gain=math.sqrt(gain),
             gain_low=1.0 + 0.1 * (gain - 1.0),
             gain_high=gain,
+            kind="cost",
+        )
+    if sums_by_nccl(command, served) and not has_nccl(served):
+        yield Change(
+            change=OWN_SUMS,
+            option=WITHOUT_OWN_SUMS,
+            reason="NCCL was not timed on this device; a server on A30s without NVLink took 6 % longer, one on "
+            "four A100s 12 % (vLLM issue 2192)",
+            gain=1.06,
+            gain_low=1.0,
+            gain_high=1.12,
             kind="cost",
         )
     usual_runner = runner_of(load_engine(command.engine_profile), served)

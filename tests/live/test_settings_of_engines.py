@@ -150,6 +150,11 @@ def test_nccls_sums_are_slower_over_nvlink_and_the_only_ones_on_four_pcie_cards(
     small = "vllm serve Qwen/Qwen3-8B -tp 4"
     cards = priced(small, hardware="rtx-4090-24gb")
     assert priced(f"{small} {option}", hardware="rtx-4090-24gb") == cards
+    pair = "vllm serve Qwen/Qwen3-8B -tp 2"
+    # NCCL was not timed over an A100's PCIe: what an A30's server lost
+    own = priced(pair, hardware="a100-pcie-80gb")
+    by_nccl = priced(f"{pair} {option}", hardware="a100-pcie-80gb")
+    assert by_nccl.tpot_s == pytest.approx(1.06 * own.tpot_s)
 
 
 @pytest.mark.parametrize(
