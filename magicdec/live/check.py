@@ -159,7 +159,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
             condition = f"If {self.command.unread} sets no draft: "
         change = self.first
         if change is None and self.without_draft is None:
-            return f"Not priced: {self.notes[0]}."
+            return "Not priced: it is partly on the host, which is not modelled."
         if change is None:
             return f"{condition}Keep it as it is: {self.why_keep}."
         if change.gain is None:
@@ -273,9 +273,11 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         # a server has no --weight-dtype: its format is the checkpoint's
         fault = str(error).replace("--weight-dtype ", "weights in ")
         if command.is_partly_on_host or command.is_fitted:
-            by = "" if command.is_partly_on_host else ": --fit, on by default, leaves"
+            by = ""
+            if not command.is_partly_on_host:
+                by = ", and --fit, on by default, leaves layers on the host"
             short = fault.partition(";")[0]
-            notes = [f"partly on the host, not priced ({short}{by})", *notes]
+            notes.insert(0, f"partly on the host, not priced: {short}{by}")
             fault = ""
         return Check(
             command=command,

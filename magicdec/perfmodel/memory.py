@@ -156,7 +156,8 @@ def capacity_bytes(hw: HardwareProfile, engine: EngineProfile, ranks: Any = 1) -
         return np.asarray(usable * engine.memory.memory_fraction)
     ranks = np.asarray(ranks, dtype=np.float64)
     per_rank = engine.memory.set_aside_per_rank_bytes
-    return np.maximum(usable - aside - per_rank * ranks, 0.0)
+    kept: Array = np.maximum(usable - aside - per_rank * ranks, 0.0)
+    return kept
 
 
 def largest_batch(total_at_zero: Any, total_at_one: Any, capacity: Any) -> Array:

@@ -263,7 +263,7 @@ def test_what_stays_on_the_host_is_not_said_to_fail() -> None:
     text = "llama-server -hf unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M -c 65536 --cpu-moe"
     tight = checked(text, hardware="rtx-4060", batch=1, context_len=1024)
     assert not tight.problems
-    assert tight.headline.startswith("Not priced: partly on the host")
+    assert tight.headline.startswith("Not priced: it is partly on the host")
     fits = checked(text, hardware="l40s", batch=1, context_len=1024)
     assert not fits.problems
     assert any(
@@ -273,7 +273,7 @@ def test_what_stays_on_the_host_is_not_said_to_fail() -> None:
 
 def test_llama_cpp_takes_all_devices_in_stages() -> None:
     """A model that one device does not hold, at the time of one that does hold it."""
-    text = "llama-server -m Llama-3.3-70B-Instruct-Q4_K_M.gguf -c 8192"
+    text = "llama-server -m Llama-3.3-70B-Instruct-Q4_K_M.gguf -c 8192 -ngl 99"
     load = {"batch": None, "context_len": 1024}
     assert "does not fit" in checked(text, hardware="rtx-3090", **load).headline
     split = checked(text, hardware="2xrtx-3090", **load)

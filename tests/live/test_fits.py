@@ -82,7 +82,7 @@ def test_llama_cpp_fits_a_model_by_itself_unless_it_is_told_not_to(
     result = checked(text, "rtx-3080-ti", 1024)
     assert bool(result.problems) == is_refused
     assert (result.without_draft is not None) == is_priced
-    partly = "Not priced: partly on the host"
+    partly = "Not priced: it is partly on the host"
     assert result.headline.startswith(partly) != is_refused
 
 

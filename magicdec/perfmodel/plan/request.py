@@ -249,8 +249,8 @@ class Case:
     spread: Parallelism = TENSOR_PARALLEL
     lengths: Lengths
     may_not_fit: str = ""
-    """What one sequence takes and what there is, where they are too near to tell. Empty: they are
-    not."""
+    """The memory that one sequence takes and that there is, in words, where the two are too near to
+    tell. Empty: they are not."""
 
     def setup(self, option: DraftOption | None) -> Setup:
         setup = Setup(
