@@ -67,10 +67,10 @@ LENGTH_OVERRIDES = frozenset(
 )
 """Options that may set how many tokens a model reads."""
 SETS_CACHE = (
-    "--kv-cache-memory-bytes",
-    "--num-gpu-blocks-override",
-    "--max-total-tokens",
-    "kv_cache_config",
+    "kv-cache-memory-bytes",
+    "num-gpu-blocks-override",
+    "max-total-tokens",
+    "kv-cache-config",
 )
 """Options that set a cache's size."""
 AS_PUBLISHED = ("compressed-tensors", "modelopt", "auto")
@@ -300,7 +300,11 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         )
     held = users_in_cache(command, free.case)
     if held is not None and held < request.batch_sizes[0]:
-        option = next(name for name in command.read if name in SETS_CACHE)
+        option = next(
+            name
+            for name in command.read
+            if name.lstrip("-").replace("_", "-") in SETS_CACHE
+        )
         users = f"{format_count(held * command.dp_size, 'user')} at once"
         if held == 0:
             users = f"not one request of {request.context_lens[0]} tokens"
