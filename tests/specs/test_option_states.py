@@ -59,6 +59,8 @@ def test_an_option_is_in_one_state(engine: str, option: str, state: int):
         "docker run -e NCCL_P2P_LEVEL=PHB -e VLLM_SOME_DAY=1 x/vllm bash -c 'vllm serve m'",
         "services:\n a:\n  image: vllm/vllm-openai\n  command: --model m\n"
         "  environment: {NCCL_P2P_LEVEL: PHB, VLLM_SOME_DAY: 1}\n",
+        "import os\nfrom vllm import LLM\nos.environ['NCCL_P2P_LEVEL'] = 'PHB'\n"
+        "os.environ['VLLM_SOME_DAY'] = '1'\nLLM(model='m')",
         "kind: Pod\nspec:\n containers:\n - name: a\n   command: [vllm, serve, m]\n   env:\n"
         "   - {name: NCCL_P2P_LEVEL, value: PHB}\n   - {name: VLLM_SOME_DAY, value: '1'}\n",
     ],
@@ -71,6 +73,8 @@ def test_variables_that_do_not_reach_the_server_are_not_read():
     outside = "NCCL_P2P_LEVEL=PHB\ndocker run vllm/vllm-openai --model m"
     assert states(outside) == ([], [], [])
     assert states("NCCL_P2P_LEVEL=PHB\nvllm serve m") == ([], [], [])
+    python = "import os\nfrom vllm import LLM\nif x:\n os.environ['NCCL_P2P_LEVEL'] = 'PHB'\nLLM(model='m')"
+    assert states(python) == ([], [], [])
 
 
 def test_keys_of_objects_count_as_options():

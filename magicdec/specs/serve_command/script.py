@@ -106,6 +106,8 @@ class _Reader:
         """Defaults of the command line's options; None: there are two."""
         self.modules: dict[str, str] = {}
         self.starts: list[Start] = []
+        self.environment: dict[str, str] = {}
+        """Variables that the module plainly sets for what it starts."""
         self.version: str | None = None
 
     def module(self, tree: ast.Module) -> None:
@@ -122,6 +124,9 @@ class _Reader:
                 found = self._value(value)
                 self.names.leave_computed(name, found)
                 self.names.set(name, found)
+            for variable, value in _exported(statement):
+                name = text_of(self._value(variable))
+                self.environment[name] = text_of(self._value(value))
             if _exits(statement):
                 del statements[place:]
                 break
@@ -201,6 +206,7 @@ class _Reader:
             start = self._start(call)
             if start is not None and len(self.starts) < MOST_STARTS:
                 start.doubt = start.doubt or doubt
+                start.environment = self.environment | start.environment
                 self.starts.append(start)
 
     def _start(self, call: ast.Call) -> Start | None:
@@ -378,6 +384,17 @@ def _where(statement: ast.stmt) -> str:
     if isinstance(statement, ast.If | ast.Try | ast.TryStar | ast.Match):
         return f"under a condition {line}"
     return ""
+
+
+def _exported(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Names and values of os.environ[...] = ..., at the module's own level."""
+    if isinstance(statement, ast.Assign):
+        elements = [
+            target for target in statement.targets if isinstance(target, ast.Subscript)
+        ]
+        for element in elements:
+            if _written(element.value) in ("os.environ", "environ"):
+                yield element.slice, statement.value
 
 
 def _assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
