@@ -76,6 +76,8 @@ def faults_of_words(engine: str, version: str, words: Sequence[str]) -> Iterator
     if (engine, version) == ("vllm", "0.11.0"):  # of which no list is kept
         known = known | {"cuda-graph-sizes": "list"}
         known.pop("max-cudagraph-capture-size")
+    if engine == "llama.cpp" and version.isdecimal() and 2026 < int(version) < 9070:
+        known = known | {"draft-max": "value"}  # of which no list is kept
     place = 0
     while place < len(words):
         word = words[place]
@@ -84,9 +86,9 @@ def faults_of_words(engine: str, version: str, words: Sequence[str]) -> Iterator
             yield f"{word}: no option"
             continue
         name = word.lstrip("-").replace("_", "-")
-        names = (
-            [name] if name in known else [one for one in known if one.startswith(name)]
-        )
+        names = [name] if name in known else []
+        if not names and engine != "llama.cpp":
+            names = [one for one in known if one.startswith(name)]
         bare = name.removeprefix("no-")
         if not names and known.get(bare) == "flag":
             names = [bare]

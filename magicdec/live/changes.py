@@ -22,6 +22,7 @@ from magicdec.live.options import (
     gamma_option,
     options_of,
     table_option,
+    takes_draft,
     without_draft,
 )
 from magicdec.live.settings import USUAL_OUTPUT, Change
@@ -332,7 +333,8 @@ def best_draft(
     able = []
     for row in rows:
         needs_more = row.drafting.needs_plugin or row.drafting.is_hypothetical
-        if row.is_speculative and row.fits and not needs_more:
+        is_able = not needs_more and takes_draft(command, row)
+        if row.is_speculative and row.fits and is_able:
             able.append(row)
     if not able:
         return []

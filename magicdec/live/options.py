@@ -35,13 +35,24 @@ LLAMA_CPP_GAMMAS = {
     "ngram-mod": "--spec-ngram-mod-n-max",
 }
 """The option of a look-up's length, by its type: the others have --spec-draft-n-max (common/arg.cpp)."""
-OLD_GAMMAS = ("--draft-max", "--draft-n", "--draft")
-"""Names of that option in builds that do not know today's."""
+LLAMA_CPP_LENGTHS = ("--draft-max", "--draft-n", "--draft", "--spec-draft-n-max")
+"""Names of that option, older builds' too."""
 
 
 def options_of(command: ServeCommand) -> EngineOptions:
     """The options of the command's engine, in its version."""
-    return load_engine(command.engine_profile).options
+    engine = load_engine(command.engine_profile)
+    if command.engine == "llama.cpp" and command.version is not None:
+        engine = engine.of_version(command.version)
+    return engine.options
+
+
+def takes_draft(command: ServeCommand, row: Candidate) -> bool:
+    """Whether the engine's version has a setting for a draft: older builds of llama.cpp for models
+    alone, as far as is known."""
+    if command.engine != "llama.cpp" or options_of(command).speculation:
+        return True
+    return row.draft_method == "full" and row.draft != "self"
 
 
 def batch_option(command: ServeCommand, users: int) -> str:
@@ -124,11 +135,12 @@ def gamma_option(command: ServeCommand, gamma: int) -> str:
         return f"--speculative-num-steps {gamma} {option}"
     if command.engine == "llama.cpp":
         sort = command.read.get("--spec-type", "")
-        option = LLAMA_CPP_GAMMAS.get(sort, "--spec-draft-n-max")
-        for old in OLD_GAMMAS:
-            if old in command.read:
-                option = old
-        return f"{option} {gamma}"
+        option = LLAMA_CPP_GAMMAS.get(sort, options_of(command).gamma)
+        setting = f"{option} {gamma}"
+        for other in LLAMA_CPP_LENGTHS:
+            if other in command.read and other != option:
+                setting += f" (leave out {other})"
+        return setting
     return _trtllm_config(_trtllm_lengths(draft, gamma))
 
 
@@ -182,9 +194,12 @@ def _trtllm_config(config: Mapping[str, object]) -> str:
 
 def _llama_cpp_draft(command: ServeCommand, row: Candidate, checkpoint: str) -> str:
     """llama.cpp's settings of a draft, whose network is a GGUF file, in place of the command's own."""
+    options = options_of(command)
     sort = LLAMA_CPP_TYPES.get(row.draft_method, f"draft-{row.draft_method}")
-    gamma = LLAMA_CPP_GAMMAS.get(sort, "--spec-draft-n-max")
-    setting = f"--spec-type {sort} {gamma} {row.gamma}"
+    gamma = LLAMA_CPP_GAMMAS.get(sort, options.gamma)
+    setting = f"{options.speculation} {sort} {gamma} {row.gamma}"
+    if not options.speculation:
+        setting = f"{gamma} {row.gamma}"
     remarks = []
     if checkpoint:
         setting += " --model-draft DRAFT.gguf"

@@ -440,6 +440,8 @@ class EngineOptions(EngineTable, frozen=True, kw_only=True):
     """The engine's options as advice and exports write them, with {} for a value; "": it has none."""
 
     speculation: str = ""
+    gamma: str = ""
+    """Drafted tokens, where that is an option of its own whatever is drafted with."""
     table: str = ""
     """Gamma by batch."""
     table_of: tuple[str, ...] = ()

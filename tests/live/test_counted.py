@@ -29,6 +29,7 @@ from magicdec.live.observation import (
 from magicdec.live.show import View
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.serve_command import Speculation, read_serve_command
+from magicdec.specs.serve_command.server import UNFITTED
 from tests.perfmodel.cases import found_of
 
 TARGET = Target(series=VLLM, model="m")
@@ -260,9 +261,9 @@ def test_another_draft_s_option_is_the_engines_own(
 ) -> None:
     row = found_of(draft="eagle3", acceptance_rate=0.7, gamma=3).drafts[1].rows[0]
     drafting = msgspec.structs.replace(row.drafting, checkpoint="")
-    profile_name = "vllm" if engine == "llama.cpp" else engine
+    profile_name = str(UNFITTED / "llama.cpp.toml") if engine == "llama.cpp" else engine
     command: Any = SimpleNamespace(
-        engine=engine, engine_profile=profile_name, speculation=None, model="gemma-3-27b", read={}
+        engine=engine, engine_profile=profile_name, speculation=None, model="gemma-3-27b", read={}, version=None,
     )  # fmt: skip
     text = options.draft_option(
         command, msgspec.structs.replace(row, drafting=drafting)
