@@ -9,6 +9,7 @@ from magicdec.specs.serve_command.options import (
     MEANINGS,
     OPTIONS,
     names_of,
+    note_of,
 )
 
 SERVERS = {
@@ -118,3 +119,95 @@ def test_a_note_has_an_address_and_names_what_an_engine_has():
         for name in row["names"].split():
             assert name in known or "*" in name or name.isupper(), name
             assert all(name not in OPTIONS[engine] for engine in engines), name
+
+
+ROWS = [
+    (
+        "sglang",
+        "SGLANG_ENABLE_SPEC_V2 SGLANG_SIMULATE_ACC_LEN SGLANG_SIMULATE_ACC_METHOD",
+    ),
+    ("sglang", "speculative-dflash-block-size speculative-dspark-block-size"),
+    ("sglang", "mamba-scheduler-strategy mamba-radix-cache-strategy mamba-ssm-dtype"),
+    ("sglang", "cpu-offload-gb offload-mode kt-method max-total-tokens"),
+    ("sglang", "dcp-size attn-cp-size attn-dp-size enable-dp-attention"),
+    (
+        "sglang",
+        "attention-backend prefill-attention-backend dsa-decode-backend nsa-prefill-backend",
+    ),
+    (
+        "sglang",
+        "disable-custom-all-reduce enable-flashinfer-allreduce-fusion enable-symm-mem",
+    ),
+    (
+        "sglang",
+        "sampling-defaults speculative-use-rejection-sampling speculative-use-block-verification",
+    ),
+    (
+        "sglang",
+        "speculative-draft-model-quantization speculative-token-map speculative-ngram-capacity",
+    ),
+    (
+        "sglang",
+        "moe-runner-backend moe-a2a-backend nnodes enable-eplb enable-deterministic-inference",
+    ),
+    (
+        "sglang",
+        "stream-interval scheduler-recv-interval tokenizer-worker-num enable-torch-compile enable-lora",
+    ),
+    (
+        "sglang",
+        "speculative-accept-threshold-acc speculative-ngram-max-bfs-breadth speculative-eagle-topk",
+    ),
+    (
+        "trtllm",
+        "context-parallel-size enable-attention-dp kv-cache-config.max_gpu_total_bytes stream-interval",
+    ),
+    (
+        "trtllm",
+        "moe-config attn-backend allreduce-strategy max-beam-width sparse-attention-config",
+    ),
+    (
+        "vllm",
+        "cpu-offload-gb offload-group-size kv-cache-memory-bytes num-gpu-blocks-override",
+    ),
+    (
+        "vllm",
+        "decode-context-parallel-size dcp prefill-context-parallel-size mamba-ssm-cache-dtype",
+    ),
+    (
+        "vllm",
+        "attention-backend attention-config VLLM_ROCM_USE_AITER moe-backend linear-backend",
+    ),
+    (
+        "vllm",
+        "disable-custom-all-reduce NCCL_P2P_DISABLE VLLM_ALLREDUCE_USE_SYMM_MEM compilation-config.pass_config",
+    ),
+    (
+        "vllm",
+        "VLLM_USE_V2_MODEL_RUNNER enable-dbo override-generation-config generation-config",
+    ),
+    (
+        "vllm",
+        "speculative-config.draft_sample_method speculative-config.prompt_lookup_max",
+    ),
+    (
+        "vllm",
+        "speculative-config.suffix_decoding_max_tree_depth stream-interval enable-lora max-loras",
+    ),
+    (
+        "vllm",
+        "max-lora-rank VLLM_MARLIN_INPUT_DTYPE long-prefill-token-threshold disable-hybrid-kv-cache-manager",
+    ),
+    (
+        "vllm",
+        "distributed-executor-backend performance-mode nnodes hf-overrides all2all-backend enable-eplb",
+    ),
+    ("vllm", "kv-transfer-config VLLM_USE_FLASHINFER_SAMPLER"),
+]
+"""What threads and engines' own code show to change time, memory or acceptance, by engine."""
+
+
+@pytest.mark.parametrize(("engine", "names"), ROWS)
+def test_what_changes_time_is_priced_or_noted(engine: str, names: str):
+    for name in names.split():
+        assert name in OPTIONS[engine] or note_of(engine, name, None), name

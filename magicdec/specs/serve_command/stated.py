@@ -192,7 +192,7 @@ class StatedOptions:
         missing = unknown_in(engine, name, self.start.version)
         if missing is not None:
             if is_of_dynamo(name):
-                self.without_effect.append(f"{dashes}{written}")
+                self.sort(name, f"{dashes}{written}", value)
                 return
             if self.start.version in names_of(engine).versions:
                 situation = "an option of other versions"
