@@ -36,7 +36,7 @@ from magicdec.perfmodel.planner import Answer, answered, make_plan
 from magicdec.perfmodel.trees import TREES_LOSE, tree_error
 from magicdec.reports.sentences import acceptance_of
 from magicdec.schema.row import Candidate
-from magicdec.specs.catalog import is_model
+from magicdec.specs.catalog import known_model
 from magicdec.specs.engine import load_engine
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.serve_command import ServeCommand
@@ -171,7 +171,7 @@ def own_draft(
     """The command's draft at its gamma; or why it is not priced."""
     speculation = command.speculation
     assert speculation is not None
-    if speculation.draft not in OWN_METHOD and not is_model(speculation.draft):
+    if speculation.draft not in OWN_METHOD and known_model(speculation.draft) is None:
         cure = (
             ""
             if speculation.draft in UNKNOWN_DRAFTS

@@ -5,6 +5,7 @@ gain. All times are a plan's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -37,11 +38,12 @@ from magicdec.perfmodel.plan.standing import (
 )
 from magicdec.perfmodel.planner import Answer, answered, make_plan
 from magicdec.schema.row import Candidate
-from magicdec.specs.catalog import is_model, load_model_spec
+from magicdec.specs.catalog import known_model, load_model_spec
 from magicdec.specs.device import DTYPE_BYTES
 from magicdec.specs.engine import load_engine
 from magicdec.specs.formats import weight_format_names
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.names import folder_name, resolve_name
 from magicdec.specs.precision import format_name
 from magicdec.specs.rules import Finding, FindingKind, finding
 from magicdec.specs.serve_command import ServeCommand, Speculation
@@ -73,7 +75,10 @@ SETS_CACHE = (
     "kv-cache-config",
 )
 """Options that set a cache's size."""
-AS_PUBLISHED = ("compressed-tensors", "modelopt", "auto")
+AS_PUBLISHED = (
+    *("compressed-tensors", "modelopt", "modelopt_mixed", "auto", "quark", "torchao"),
+    *("humming", "online"),
+)
 """Values of --quantization that leave the format to the checkpoint."""
 
 
@@ -138,6 +143,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def why_keep(self) -> str:
         """Why none of the changes is to be made first."""
+        if self.as_it_is is None:
+            return "its own draft is not priced"
         if any(change.needs_gpus is not None for change in self.changes):
             return "no change gains on these devices"
         if any(change.gain is not None for change in self.changes):
@@ -223,10 +230,11 @@ def reading_of(command: ServeCommand, load: AskedLoad) -> Reading:
     command = _over_all_devices(command, load)
     if load.weight_dtype is not None:
         command = msgspec.structs.replace(command, weight_dtype=load.weight_dtype)
+    command, by_name = _with_model(command)
     model = load_model_spec(command.model)
     request, assumed = _request(command, load, model)
     command = _with_own_head(command, model)
-    said: dict[FindingKind, list[str]] = {"wrong": [], "note": [], "asked": []}
+    said: dict[FindingKind, list[str]] = {"wrong": [], "note": by_name, "asked": []}
     speculation = command.speculation
     starting = None
     if speculation is not None:
@@ -453,8 +461,8 @@ def _standing(
     drafting = None
     if speculation.draft in OWN_METHOD:
         checkpoint = speculation.checkpoint or ""
-    elif is_model(speculation.draft):
-        drafting = load_model_spec(speculation.draft)
+    else:
+        drafting = known_model(speculation.draft)
     asked = AskedDraft(
         draft=speculation.draft,
         method=_method_of(speculation),
@@ -474,6 +482,20 @@ def _method_of(speculation: Speculation) -> str:
     if speculation.draft in OWN_METHOD:
         return speculation.draft
     return "full"
+
+
+def _with_model(command: ServeCommand) -> tuple[ServeCommand, list[str]]:
+    """The command with the model that the name of a folder tells, where the folder is not here and is
+    called as no model is; and a note on it."""
+    path = command.model
+    is_folder = path.startswith(("/", "./", "~")) and not Path(path).exists()
+    if not is_folder or resolve_name(path) is not None:
+        return command, []
+    name = folder_name(path)
+    if name is None:
+        return command, []
+    note = f"{path} is taken for {name} by its name: its config.json would tell"
+    return msgspec.structs.replace(command, model=name), [note]
 
 
 def _over_all_devices(command: ServeCommand, load: AskedLoad) -> ServeCommand:
@@ -653,10 +675,10 @@ def _listed_device(name: str | None) -> str | None:
 def _on_command(
     command: ServeCommand, load: AskedLoad, request: PlanRequest, model: ModelSpec
 ) -> list[Finding]:
-    """What the rules say of its devices, its longest sequence and its number format."""
+    """Findings of the rules on its devices, its longest sequence and its number format."""
     found: list[Finding] = []
 
-    def find(name: str, **values: object) -> None:
+    def find(name: str, **values: Any) -> None:
         version = command.version or ""
         says = finding(
             name, command.engine, version, settings=command.settings, **values

@@ -184,6 +184,16 @@ def load_model_spec(model: str) -> ModelSpec:
     raise unknown_choice("model", model, model_names(), or_else=OTHER_MODELS)
 
 
+def known_model(text: str) -> ModelSpec | None:
+    """The spec of a model argument; None: nothing is known of it."""
+    if not is_model(text):
+        return None
+    try:
+        return load_model_spec(text)
+    except ConfigError:
+        return None
+
+
 def is_model(text: str) -> bool:
     """Whether a text names a model, rather than being no name at all."""
     return (

@@ -101,6 +101,8 @@ FORMATS: dict[str, dict[str, Any] | None] = {
     "fp8-dynamic": PER_CHANNEL,
     "fp8-kv": PER_CHANNEL | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}},
     "fp8": PER_CHANNEL,
+    "autoround-int8": AUTO_ROUND | {"bits": 8},
+    "int8-autoround": AUTO_ROUND | {"bits": 8},
     "autoround-int4": AUTO_ROUND,
     "int4-autoround": AUTO_ROUND,
     "autoround": AUTO_ROUND,
@@ -217,6 +219,23 @@ def resolve_name(text: str) -> ModelName | None:
     if model is None:
         return None
     return ModelName(model=model, weight_format=weight_format)
+
+
+def folder_name(path: str) -> str | None:
+    """The catalog's name, with its format, that a folder of a path begins with, whatever follows
+    ("gemma-4-31b-qat-w4a16", ".../Qwen3-32B/AWQ"); None: none does."""
+    parts = [_plain(part) for part in path.strip("/").split("/")]
+    for place in range(len(parts) - 1, -1, -1):
+        words = "-".join(parts[place:]).split("-")
+        for end in range(len(words), 0, -1):
+            found = resolve_name("-".join(words[:end]))
+            if found is None:
+                continue
+            rest = f"-{'-'.join(words[end:])}-"
+            told = (suffix for suffix in FORMATS if f"-{suffix}-" in rest)
+            weights = found.weight_format or next(told, None)
+            return found.model if weights is None else f"{found.model}-{weights}"
+    return None
 
 
 def model_name(text: str) -> str:

@@ -108,7 +108,9 @@ def test_the_change_to_make_is_the_first_that_costs_or_likely_gains_here(
         is_unsure = not (first.kind == "cost" or (first.gain_low or 0.0) > 1.0)
         assert found.advice == f"c: {ends}" + ("; unsure, measure first." if is_unsure else ".")  # fmt: skip
     assert found.headline == ("p" if problems else found.advice)
-    if any(c.needs_gpus is not None for c in changes):
+    if not runs:
+        assert found.why_keep == "its own draft is not priced"
+    elif any(c.needs_gpus is not None for c in changes):
         assert found.why_keep == "no change gains on these devices"
     elif any(c.gain is not None for c in changes):
         assert found.why_keep == "no change is likely to gain"

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+import magicdec
+from magicdec.errors import ConfigError
 from magicdec.live.check import AskedLoad, Check, check_command
 from magicdec.live.forms import read_files
 from magicdec.live.profile import acceptance_profile
@@ -102,6 +104,70 @@ def test_a_checkpoint_tells_the_number_of_its_block(text: str) -> None:
     assert result.problems == []
     assert result.as_it_is is not None
     assert result.as_it_is.gamma == 7
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        '{"method": "medusa", "model": "a/b", "num_speculative_tokens": 3}',
+        '{"method": "custom_class", "model": "a.B", "num_speculative_tokens": 3}',
+        '{"method": "draft_model", "model": "amd/PARD-0.6B", "num_speculative_tokens": 8, "parallel_drafting": true}',
+    ],
+)
+def test_a_draft_of_which_nothing_is_known_is_not_priced(config: str) -> None:
+    image = "docker run vllm/vllm-openai:v0.24.0 --model Qwen/Qwen3-8B"
+    result = checked(f"{image} --speculative-config '{config}'")
+    assert result.problems == []
+    assert result.as_it_is is None
+    assert result.advice == "Keep it as it is: its own draft is not priced."
+    assert any(
+        note.startswith("nothing is known of the draft") for note in result.notes
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "kv_dtype"),
+    [
+        ("int8_per_token_head", "int8"),
+        ("fp8_per_token_head", "fp8"),
+        ("turboquant_3bit_nc", "int4"),
+        ("fp8_e4m3", "fp8"),
+    ],
+)
+def test_caches_of_narrow_formats_are_priced(option: str, kv_dtype: str) -> None:
+    """vllm/config/cache.py of 0.33."""
+    narrow = checked(f"{VLLM} --kv-cache-dtype {option}", context_len=32768)
+    plain = magicdec.predict(
+        model="qwen3-8b", hardware="h100", engine="vllm", batch=1, context=32768,
+        draft="none", kv_dtype=kv_dtype,
+    )  # fmt: skip
+    assert narrow.as_it_is is not None
+    assert narrow.as_it_is.decoding.tpot_s == pytest.approx(plain.decoding.tpot_s)
+
+
+@pytest.mark.parametrize(
+    ("path", "model"),
+    [
+        ("/models/gemma-4-31b-autoround-int4", ""),  # called as a checkpoint is
+        ("/models/gemma-4-31b-qat-w4a16", "gemma-4-31b-w4a16"),
+        ("/models/qwen3.6-27b-awq-bf16-int4", "qwen3.6-27b-awq"),
+        ("/mnt/llm/Qwen3-32B/AWQ", "qwen3-32b-awq"),
+        ("/hub/Qwen3-8B-AWQ/snapshots/0a1b2c", "qwen3-8b-awq"),
+    ],
+)
+def test_the_name_of_a_folder_is_a_note(path: str, model: str) -> None:
+    result = checked(f"vllm serve {path} --quantization auto_round", hardware="h200")
+    assert result.problems == []
+    assert result.as_it_is is not None
+    said = [note for note in result.notes if "is taken for" in note]
+    assert [f"{path} is taken for {model} by its name" in note for note in said] == (
+        [True] * bool(model)
+    )
+
+
+def test_a_folder_whose_name_tells_no_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no configuration at /models/Carnice"):
+        checked("vllm serve /models/Carnice-V2")
 
 
 # A length near its ceiling

@@ -388,7 +388,7 @@ def engine_of(request: PlanRequest, hardware: str | HardwareProfile) -> EnginePr
 
 
 def on_generation(case: Case) -> Finding | None:
-    """What the rules say of a device's generation in the engine's version."""
+    """Finding of the rules on a device's generation in the engine's version."""
     engine = case.engine
     return finding(
         "a device of an old generation",

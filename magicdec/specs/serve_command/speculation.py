@@ -148,7 +148,7 @@ def _of_config(
     if gamma is None and draft != "suffix" and not tells_number:
         find("no number of drafts")
     if draft is not None and config.get("parallel_drafting") is True:
-        draft = parallel_form(draft)
+        draft = parallel_form(draft) if draft in METHODS else "pard"
     return Speculation(
         draft=draft,
         gamma=gamma,

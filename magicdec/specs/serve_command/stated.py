@@ -148,9 +148,7 @@ class StatedOptions:
                     value = "false"
             self._option(name, "true" if value is None else value, option)
 
-    def find(
-        self, name: str, *, settings: Collection[str] = (), **values: object
-    ) -> None:
+    def find(self, name: str, *, settings: Collection[str] = (), **values: Any) -> None:
         """Adds what the rules say of a situation in this engine's version."""
         version = self.start.version or ""
         found = finding(name, self.start.engine, version, settings=settings, **values)
