@@ -458,7 +458,7 @@ class EngineOptions(EngineTable, frozen=True, kw_only=True):
     captured: str = ""
     """Largest step that has a graph."""
     asynchronous: str = ""
-    """What undoes the setting that keeps a step from being scheduled while another runs."""
+    """Undoes the setting that keeps a step from being scheduled while another runs."""
     prefix_cache: str = ""
     quantization: str = ""
     """Quantizes 16-bit weights to fp8 as they are loaded."""

@@ -25,6 +25,7 @@ from magicdec.perfmodel.variations import Replanned, for_engine
 from magicdec.reports.cost_check import write_cost_check
 from magicdec.reports.exports import export
 from magicdec.reports.sentences import next_line
+from magicdec.specs.engine import load_engine
 from magicdec.specs.serve_command import read_serve_command
 
 ROOT = Path(__file__).parents[2]
@@ -381,3 +382,26 @@ def test_the_export_that_is_named_next_is_written(engine: str, tmp_path: Path) -
     assert words[:2] == ["magicdec", "export"]
     written = refusal(words[1:])
     assert "Written by magicdec" in written, written
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind", "has_setting"),
+    [
+        ("vllm@0.33", "dspark", True),
+        ("vllm@0.25", "dspark", False),
+        ("sglang@0.5.13", "mtp", True),
+        ("sglang@0.5.10", "mtp", False),
+    ],
+)
+def test_a_setting_is_named_from_the_version_that_has_it(
+    engine: str, kind: str, has_setting: bool
+) -> None:
+    assert bool(load_engine(engine).drafts[kind].adaptive_setting) == has_setting
+
+
+def test_sglang_drafts_dspark_by_its_block_alone() -> None:
+    request = PlanRequest(
+        engine="sglang", model="qwen3-8b", draft="dspark", acceptance_rate=0.5, hardware=("h100-sxm-80gb",)
+    )  # fmt: skip
+    rows = make_plan(request).candidates
+    assert {row.gamma for row in rows} == {7}

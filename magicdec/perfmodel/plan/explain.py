@@ -448,7 +448,7 @@ def _adaptive_notes(case: Case, best: Candidate) -> Iterator[str]:
     engine = case.engine
     draft = engine.draft(best.draft, best.draft_method)
     gains = draft.adaptive_gains
-    if not best.is_speculative or not gains:
+    if not best.is_speculative or not gains or not draft.adaptive_setting:
         return
     batches = np.log([float(batch) for batch in gains])
     gain = np.interp(np.log(best.batch_size), batches, list(gains.values()))
