@@ -117,6 +117,9 @@ def faults_of_sglang(words: Sequence[str]) -> Iterator[str]:
     tokens = given.get("--speculative-num-draft-tokens")
     if steps and tokens and int(tokens) != int(steps) + 1:
         yield f"{tokens} draft tokens of {steps} steps"
+    block = re.search(r"block(\d+)", given.get("--speculative-draft-model-path", ""))
+    if algorithm == "DSPARK" and block and tokens and int(tokens) != int(block[1]) + 1:
+        yield f"{tokens} draft tokens of a block of {block[1]}"
     if "--speculative-use-rejection-sampling" in words and algorithm != "EAGLE":
         yield f"rejection sampling with {algorithm}"
     if "--speculative-adaptive" in words:

@@ -15,7 +15,7 @@ import msgspec
 
 from magicdec.errors import ConfigError
 from magicdec.reports.deployment import Deployment, comment
-from magicdec.reports.exports import deployment_on, write_settings
+from magicdec.reports.exports import deployment_on, is_whole_block, write_settings
 from magicdec.schema.plan import UNKNOWN_SITE, Plan, Site
 
 LEAST_OUTPUT = 512
@@ -55,6 +55,8 @@ def write_cost_check(
         deployment.best, draft="none", draft_method="none", draft_budget=None, gamma=0
     )
     plain = dataclasses.replace(deployment, best=without, bands=())
+    if is_whole_block(engine, deployment.best):
+        tokens = {deployment.best.gamma: tokens[deployment.best.gamma]}
     output_len = max(plan.request.gen_len, LEAST_OUTPUT)
     names = [result_name(0, 1.0)]
     parts = [

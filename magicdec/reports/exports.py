@@ -88,6 +88,11 @@ def deployment_on(
     return dataclasses.replace(deployment, quantization=option)
 
 
+def is_whole_block(engine: str, row: Record) -> bool:
+    """Whether an engine drafts a row's block, no more and no fewer."""
+    return load_engine(engine).draft(row.draft, row.draft_method).is_whole_block
+
+
 def write_settings(engine: str, deployment: Deployment) -> str:
     """The text to paste for what is to be deployed. Raises ConfigError for an unknown engine."""
     writers: dict[str, Callable[[Deployment], str]] = {
