@@ -14,8 +14,8 @@ from magicdec.specs.serve_command.options import LLAMA_CPP, OPTIONS, names_of, t
 from magicdec.specs.speculation import TreeSpec
 
 DRAFTING_OVERLAPS_SINCE = "0.5.11"
-"""SGLang schedules speculation while the device runs from here on; before, SGLANG_ENABLE_SPEC_V2=1 does
-(sglang/srt/environ.py of 0.5.10)."""
+"""SGLang schedules speculation while the device runs from here on; before, SGLANG_ENABLE_SPEC_V2=1 does, but
+for n-grams (sglang/srt/environ.py and server_args.py of 0.5.10)."""
 DRAFTING_ALWAYS_OVERLAPS_SINCE = "0.5.16"
 """SGLang has no such variable from here on (sglang/srt/arg_groups/speculative_hook.py of 0.5.16)."""
 STATES_BUFFERED_SINCE = (0, 5, 14)
@@ -196,7 +196,8 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
         engine = load_engine(self.engine_profile)
         number = version_number(self.version or "")
         is_newer = self.overlaps_drafting
-        if number and is_newer is not None:
+        drafts = self.speculation is not None and self.speculation.draft != "ngram"
+        if number and is_newer is not None and drafts:
             bound = DRAFTING_OVERLAPS_SINCE
             until = DRAFTING_ALWAYS_OVERLAPS_SINCE
             is_older = number < version_number(bound)

@@ -101,6 +101,12 @@ def _of_sglang(said: StatedOptions) -> Speculation:
                 most=most,
             )
         if width > 1:
+            if said.truth("overlapped_drafting"):
+                said.find(
+                    "a tree beside overlapped drafting",
+                    option=said.names["topk"],
+                    width=width,
+                )
             shape = TreeSpec(top_k=width, num_steps=gamma)
             gamma = max((tree or gamma + 1) - 1, 1)
     lossy = []
