@@ -58,6 +58,7 @@ def _describe(device: HardwareProfile, output: str) -> None:
 
     from magicdec.reports.text import text_table
     from magicdec.specs.device import Device
+    from magicdec.units import GIB
 
     kernels: list[dict[str, Any]] = []
     for kernel, curve in device.curves():
@@ -84,8 +85,12 @@ def _describe(device: HardwareProfile, output: str) -> None:
         for dtype, rate in device.flops_per_s.items()
     )
     link = device.link
+    usable, error = device.usable_memory
+    given = f"programs get {usable / GIB:.2f}"
+    if error:
+        given += ", 0.5 to 2 % less than the driver prints"
     console.print(
-        f"{cell('memory_bytes', device.memory_bytes)} at "
+        f"{cell('memory_bytes', device.memory_bytes)} ({given}) at "
         f"{cell('memory_bytes_per_s', device.memory_bytes_per_s)}; {link.topology}, "
         f"{cell('bytes_per_s', link.bytes_per_s)} a direction; {rates}\n"
     )

@@ -3,7 +3,8 @@
     weights / tp + KV(context + generated) + draft weights / draft tp + draft KV(budget) + workspace
 
 compared with the engine's share of the device's usable memory; an engine that sets memory aside for its
-workspace beforehand (SGLang) has none of it in its share.
+workspace beforehand (SGLang) has none of it in its share, and one that gives caches a share of what the
+rest leaves (TensorRT-LLM) keeps the other part free next to its workspace.
 
 A pipeline stage holds its share of the layers. With whole experts a rank holds ceil(E / ranks) of
 E. A rank of a data-parallel group holds all other weights, and the caches of the group's own
@@ -100,17 +101,23 @@ def memory_need(
     if spread.dp > 1:
         workspace = workspace + _exchange_bytes(setup, batch * (gamma + 1.0), tp)
     workspace = workspace + draft.workspace_bytes(kept)
-    if not setup.engine.memory.workspace_in_share:
+    of_sequences = of_stage * batch * per_sequence
+    of_draft = np.asarray(draft.cache_bytes(kept), dtype=np.float64)
+    memory = setup.engine.memory
+    if not memory.workspace_in_share:
         workspace = np.zeros(())
+    if memory.share_of == "rest":
+        left_free = 1.0 / memory.memory_fraction - 1.0
+        workspace = workspace + left_free * (of_sequences + of_draft)
     own_weights = weights_bytes(
-        setup.model, setup.precision, tp, spread, setup.engine.memory.embedding
+        setup.model, setup.precision, tp, spread, memory.embedding
     )
-    on_host = setup.engine.memory.host_weight_bytes
+    on_host = memory.host_weight_bytes
     return MemoryNeed(
         weights_bytes=np.maximum(own_weights - on_host, 0.0),
-        kv_bytes=of_stage * batch * per_sequence,
+        kv_bytes=of_sequences,
         draft_weights_bytes=np.asarray(draft.weights_bytes(tp), dtype=np.float64),
-        draft_kv_bytes=np.asarray(draft.cache_bytes(kept), dtype=np.float64),
+        draft_kv_bytes=of_draft,
         workspace_bytes=workspace,
         capacity_bytes=np.asarray(capacity),
     )
@@ -152,6 +159,8 @@ def capacity_bytes(hw: HardwareProfile, engine: EngineProfile, ranks: Any = 1) -
     """The part of each device's memory that may be planned with, on so many ranks of a group."""
     usable = hw.usable_memory.num_bytes
     aside = engine.memory.set_aside_bytes(usable)
+    if engine.memory.share_of == "rest":
+        return np.asarray(usable)
     if aside is None:
         return np.asarray(usable * engine.memory.memory_fraction)
     ranks = np.asarray(ranks, dtype=np.float64)

@@ -74,6 +74,7 @@ LIMITS: dict[str, tuple[float, float]] = {
         (
             "memory_bytes",
             "usable_bytes",
+            "least_usable_bytes",
             "memory_bytes_per_s",
             "bytes_per_s",
             "between_nodes_bytes_per_s",
@@ -163,6 +164,8 @@ class Device(
     usable_bytes: float | None = None
     """The total that CUDA or ROCm gives to programs, of which engines take their share. None: not
     known."""
+    least_usable_bytes: float | None = None
+    """The part that programs get where the machine's settings give them no more. None: all."""
     memory_bytes_per_s: float
     flops_per_s: dict[str, float]
     has_bf16: bool = True

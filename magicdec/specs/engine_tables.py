@@ -402,7 +402,9 @@ class EngineMemory(EngineTable, frozen=True, kw_only=True):
     spare_slots: int = 0
     """Slots that each cache has beyond the longest sequence and the block in flight."""
     memory_fraction: float = 0.9
-    """Share of the device's usable memory that weights, caches and workspace may take."""
+    """Share of the device's usable memory that weights, caches and workspace may take; or caches
+    alone, of what the others leave."""
+    share_of: Literal["device", "rest"] = "device"
     set_aside: tuple[SetAside, ...] = ()
     """Memory that is kept from weights and caches, by the device's memory. Empty: the rest of
     `memory_fraction`."""

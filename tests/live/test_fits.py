@@ -57,13 +57,25 @@ def test_within_three_percent_nobody_can_tell_and_the_times_are_told() -> None:
 def test_a_given_share_counts() -> None:
     """DeepSeek's weights take 81 GiB of each of eight H20s."""
 
-    def users(share: str) -> int:
-        load = AskedLoad(hardware="8xh20", batch=64, context_len=4096)
-        result = check_command(read_serve_command(f"{DEEPSEEK} {share}"), load)
+    def users(text: str, hardware: str = "8xh20") -> int:
+        load = AskedLoad(hardware=hardware, batch=512, context_len=4096)
+        result = check_command(read_serve_command(text), load)
         return 0 if result.without_draft is None else result.without_draft.batch_size
 
-    assert users("--gpu-memory-utilization 0.8") == 0
-    assert users("--gpu-memory-utilization 0.97") > users("") > 0
+    assert users(f"{DEEPSEEK} --gpu-memory-utilization 0.8") == 0
+    wide = users(f"{DEEPSEEK} --gpu-memory-utilization 0.97")
+    assert wide > users(DEEPSEEK) > 0
+    for text, given in (
+        (
+            "python -m sglang.launch_server --model-path Qwen/Qwen3-32B --tp 2",
+            "--mem-fraction-static 0.95",
+        ),
+        (
+            "trtllm-serve Qwen/Qwen3-32B --tp_size 2",
+            "--kv_cache_free_gpu_memory_fraction 0.95",
+        ),
+    ):
+        assert users(f"{text} {given}", "2xh100") > users(text, "2xh100") > 0
 
 
 @pytest.mark.parametrize(

@@ -400,10 +400,14 @@ def within_memory(case: Case) -> Case:
     roomiest = int(np.argmin(need / np.maximum(capacity, 1.0)))
     taken = float(need[roomiest])
     most = float(capacity[roomiest])
-    if not (1.0 - MARGIN) * most < taken <= (1.0 + MARGIN) * most:
-        return case
     usable, error = case.hardware.usable_memory
+    share = most / usable
+    least = (case.hardware.least_usable_bytes or usable * (1.0 - MARGIN)) * share
+    if not least < taken <= (1.0 + MARGIN) * most:
+        return case
     of = f"{most / GIB:.1f} GiB"
+    if case.hardware.least_usable_bytes is not None:
+        of = f"{least / GIB:.1f} to {of}, by the machine's settings,"
     if error:
         of += (
             f" ({100 * LEAST_LESS:g} to {100 * MOST_LESS:g} % below nvidia-smi's total)"
@@ -413,7 +417,6 @@ def within_memory(case: Case) -> Case:
         f"{case.hardware.name}"
     )
     more = max(taken - most, 0.0)
-    share = most / usable
     hardware = msgspec.structs.replace(
         case.hardware, usable_bytes=usable + more / share
     )
