@@ -99,6 +99,8 @@ def faults_of_words(engine: str, version: str, words: Sequence[str]) -> Iterator
         while place < len(words) and not OPTION.match(words[place]):
             values.append(words[place])
             place += 1
+        if "" in values:
+            yield f"{word} has no value"
         kind = known[names[0]]
         if (kind == "flag" and values) or (kind == "value" and len(values) != 1):
             yield f"{word} {values}: is a {kind}"

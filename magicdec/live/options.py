@@ -155,7 +155,8 @@ def draft_option(command: ServeCommand, row: Candidate) -> str:
     elif has_checkpoint(method, command.model):
         checkpoint = _head_of(command, row)
     if command.engine == "sglang":
-        words = sglang_draft(engine, row, row.gamma, shlex.quote(checkpoint))
+        quoted = shlex.quote(checkpoint) if checkpoint else ""
+        words = sglang_draft(engine, row, row.gamma, quoted)
         return " ".join(word for pair in words for word in pair)
     if command.engine == "vllm":
         call |= {"num_speculative_tokens": row.gamma}

@@ -205,6 +205,8 @@ ADVISED = {
               "--speculative-draft-model-path z-lab/Qwen3-8B-DFlash-b16 --speculative-num-draft-tokens 16",
     "sglang ngram": "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --speculative-algorithm NGRAM "
                     "--speculative-num-draft-tokens 8",
+    "no head known, 0.5.10": "docker run lmsysorg/sglang:v0.5.10 python3 -m sglang.launch_server --model-path "
+                             "Qwen/Qwen3-1.7B",
     "maverick": "python -m sglang.launch_server --model-path meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8 --tp 8",
     "trtllm": "trtllm-serve Qwen/Qwen3-8B --max_batch_size 4",
     "trtllm mtp": "trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --config c.yaml <<EOF\nEOF",
@@ -243,6 +245,36 @@ def test_advice_is_taken_by_the_engines_version(name: str) -> None:
 @pytest.mark.parametrize("name", ADVISED)
 def test_advice_for_many_users_is_taken_by_the_engines_version(name: str) -> None:
     assert_advised(ADVISED[name], batch=100)
+
+
+BY_VERSION = {
+    "vllm": ("vllm/vllm-openai", ["0.11.0", "0.15.0", "0.20.0", "0.24.0", "0.32.0", "0.33.0"]),
+    "sglang": ("lmsysorg/sglang", ["0.5.10", "0.5.13", "0.5.16", "0.5.18", "0.5.20", "0.5.23"]),
+}  # fmt: skip
+WITHOUT_DRAFT = {
+    "vllm": "--model meta-llama/Llama-3.1-8B-Instruct",
+    "sglang": "python3 -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [4, 300])
+@pytest.mark.parametrize(
+    ("engine", "version"),
+    [
+        (engine, version)
+        for engine, (_, known) in BY_VERSION.items()
+        for version in known
+    ],
+)
+def test_drafts_advised_at_long_contexts_are_those_of_the_version(
+    engine: str, version: str, batch: int
+) -> None:
+    """Where windows would gain, and where more is captured than by default."""
+    image, _ = BY_VERSION[engine]
+    text = f"docker run {image}:v{version} {WITHOUT_DRAFT[engine]}"
+    assert_advised(text, batch=batch, context_len=65_536 // batch)
+    assert_advised(text, batch=batch, context_len=65_536 // batch, hardware="b200")
 
 
 SGLANG = (
