@@ -437,7 +437,12 @@ def costs_of(command: ServeCommand, served: Served) -> SettingCosts:
         changes.append(change)
         if change.kind == "cost":
             times_as_long *= change.gain or 1.0
-    is_greedy = served.case.request.temperature == 0.0
+    # SGLang's check of drafts is greedy on AMD's devices at any temperature (_verify_uses_greedy in
+    # eagle_utils.py of 0.5.23)
+    is_greedy = (
+        served.case.request.temperature == 0.0
+        or served.case.hardware.generation.startswith("cdna")
+    )
     inexact = _inexact(command, is_greedy=is_greedy)
     return SettingCosts([*changes, *inexact], times_as_long)
 

@@ -439,8 +439,12 @@ def test_a_drafts_format_is_its_own_or_in_sglang_its_targets(
 def test_thresholds_lose_nothing_where_the_check_is_greedy():
     text = f"{EAGLE} --speculative-accept-threshold-acc 0.5"
     command = read_serve_command(text)
-    for temperature, count in ((0.0, 0), (1.0, 1)):
-        request = requested(text, temperature=temperature, batch=1)
+    for hardware, temperature, count in (
+        ("h200", 0.0, 0),
+        ("h200", 1.0, 1),
+        ("mi300x", 1.0, 0),
+    ):
+        request = requested(text, hardware=hardware, temperature=temperature, batch=1)
         asked = msgspec.structs.replace(
             request, draft="eagle3", gamma=3, acceptance_rate=0.7
         )
