@@ -208,7 +208,7 @@ def in_order(changes: Sequence[Change]) -> list[Change]:
     return sorted(changes, key=place)
 
 
-class Reading(NamedTuple):
+class CommandFindings(NamedTuple):
     """A command held against the rules, before anything is priced."""
 
     command: ServeCommand
@@ -222,8 +222,8 @@ class Reading(NamedTuple):
     fits."""
 
 
-def reading_of(command: ServeCommand, load: AskedLoad) -> Reading:
-    """What the rules say of a command and its load.
+def findings_of(command: ServeCommand, load: AskedLoad) -> CommandFindings:
+    """The sentences of the rules on a command and its load.
 
     Raises ConfigError for a model or a device that cannot be planned.
     """
@@ -261,7 +261,7 @@ def reading_of(command: ServeCommand, load: AskedLoad) -> Reading:
     said["asked"] += command.asked
     for found in _on_command(command, load, request, model):
         said[found.kind].append(found.says)
-    return Reading(command, model, request, assumed, starting, said)
+    return CommandFindings(command, model, request, assumed, starting, said)
 
 
 def check_command(command: ServeCommand, load: AskedLoad) -> Check:
@@ -269,7 +269,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
 
     Raises ConfigError for a model, a device or a draft that cannot be planned.
     """
-    command, model, request, assumed, starting, said = reading_of(command, load)
+    command, model, request, assumed, starting, said = findings_of(command, load)
     speculation = command.speculation
     problems = said["wrong"]
     notes = said["note"]

@@ -123,7 +123,7 @@ class Standing(NamedTuple):
         return f"{self.reason}; {cure}"
 
 
-class Situation(NamedTuple):
+class DraftSituation(NamedTuple):
     """A situation that the table of rules speaks of (specs/rules.py)."""
 
     rule: str
@@ -269,13 +269,13 @@ def check_ranks(
         )
 
 
-def _on_ranks(tp_size: int, draft_tp_size: int) -> Situation:
+def _on_ranks(tp_size: int, draft_tp_size: int) -> DraftSituation:
     """A draft that runs on fewer ranks than its target."""
     values: dict[str, object] = {"tp": tp_size, "draft_tp": draft_tp_size}
     rule = "draft on some of its target's ranks"
     if draft_tp_size == 1:
         rule = "draft on one of its target's ranks"
-    return Situation(rule, values, f"use {tp_size}")
+    return DraftSituation(rule, values, f"use {tp_size}")
 
 
 def _unable_engine(asked: AskedDraft, engine: EngineProfile) -> Standing | None:
@@ -325,12 +325,12 @@ def _situations(
     target: ModelSpec,
     engine: EngineProfile,
     is_own_module: bool,
-) -> Iterator[Situation]:
+) -> Iterator[DraftSituation]:
     """The situations that a draft is in, those that keep it from starting first."""
     # its ranks and stages
     if asked.pp_size > 1:
         name = _name(asked.method) if asked.method in OWN_METHOD else asked.draft
-        yield Situation(
+        yield DraftSituation(
             IN_STAGES,
             {"draft": name, "pp": asked.pp_size},
             "leave the stages or the draft out",
@@ -349,7 +349,7 @@ def _situations(
         for other in map(load_model_spec, models_that_may_draft(target)):
             if other.num_parameters < target.num_parameters / 2:
                 usable.append(other.name)
-        yield Situation(
+        yield DraftSituation(
             "draft's vocabulary",
             {
                 "draft": asked.model.name,
@@ -364,7 +364,7 @@ def _situations(
     # a head that runs for some targets alone; the target's own prediction module
     gamma = asked.gamma or 0
     head = facts.checkpoint or "the head"
-    yield Situation(
+    yield DraftSituation(
         "head for this architecture",
         {"architecture_name": target.architecture},
         "leave the draft out, or choose another one",
@@ -372,7 +372,7 @@ def _situations(
     if is_own_module:
         modules = max(len(target.mtp_layers), 1)
         if gamma > modules and gamma % modules:
-            yield Situation(
+            yield DraftSituation(
                 NO_MULTIPLE,
                 {"modules": modules, "gamma": gamma},
                 f"use {gamma // modules * modules}",
@@ -380,13 +380,15 @@ def _situations(
             )
         return
     if asked.method == "mtp":
-        yield Situation("prediction module in a checkpoint of its own", {"head": head})
+        yield DraftSituation(
+            "prediction module in a checkpoint of its own", {"head": head}
+        )
 
     # a head's shape: as its configuration or the table has it, or as its name suggests
     known = ", by its name" if facts.is_by_name else ""
     made_for = "a target " if facts.target is None else f"{facts.target}, "
     if facts.method is not None and not _is_alike(facts.method, asked.method, engine):
-        yield Situation(
+        yield DraftSituation(
             f"head of another method{known}",
             {
                 "head": head,
@@ -397,7 +399,7 @@ def _situations(
             facts.method,
         )
     elif facts.hidden_size not in (None, target.hidden_size):
-        yield Situation(
+        yield DraftSituation(
             f"head of another size{known}",
             {
                 "head": head,
@@ -408,7 +410,7 @@ def _situations(
             _head_for(target, asked.method),
         )
     elif facts.vocab_size not in (None, target.vocab_size) and not facts.is_by_name:
-        yield Situation(
+        yield DraftSituation(
             "head of another vocabulary",
             {
                 "head": head,
@@ -420,12 +422,12 @@ def _situations(
         )
     elif facts.proof and not facts.is_by_name:
         if facts.target is not None and not _is_same_model(facts.target, target):
-            yield Situation(
+            yield DraftSituation(
                 "head of another model of this shape",
                 {"head": head, "made_for": facts.target},
             )
     elif asked.checkpoint and is_named(asked.checkpoint):
-        yield Situation(
+        yield DraftSituation(
             "head of which nothing but its name is known",
             {"head": head, "by_name": _by_name(facts, target)},
         )
@@ -436,7 +438,7 @@ def _situations(
         return
     if not facts.checkpoint:
         head = f"a usual {_name(asked.method)} head"
-    yield Situation(
+    yield DraftSituation(
         MORE_THAN_BLOCK if gamma > most else FEWER_THAN_BLOCK,
         {"head": head, "most": most, "gamma": gamma},
         f"use {most}",
