@@ -111,7 +111,7 @@ def as_formats(text: str | None) -> str | None:
     """The profiles' names of a list of number formats: "bfloat16" is understood as bf16, "awq" as
     int4; "auto" is the format as published.
     """
-    from magicdec.specs.precision import format_name
+    from magicdec.specs.formats import format_name
 
     if not text or text == "auto":
         return None

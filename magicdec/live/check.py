@@ -41,10 +41,9 @@ from magicdec.schema.row import Candidate
 from magicdec.specs.catalog import known_model, load_model_spec
 from magicdec.specs.device import DTYPE_BYTES
 from magicdec.specs.engine import load_engine
-from magicdec.specs.formats import weight_format_names
+from magicdec.specs.formats import format_name, is_weight_format, weight_format
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.names import folder_name, resolve_name
-from magicdec.specs.precision import format_name
 from magicdec.specs.rules import Finding, FindingKind, finding
 from magicdec.specs.serve_command import ServeCommand, Speculation
 from magicdec.specs.speculation import OWN_METHOD
@@ -229,6 +228,7 @@ def findings_of(command: ServeCommand, load: AskedLoad) -> CommandFindings:
     """
     command = _over_all_devices(command, load)
     if load.weight_dtype is not None:
+        weight_format(format_name(load.weight_dtype))
         command = msgspec.structs.replace(command, weight_dtype=load.weight_dtype)
     command, by_name = _with_model(command)
     model = load_model_spec(command.model)
@@ -613,12 +613,8 @@ def _request(
     if has_groups:  # whose experts are divided over all ranks
         ep_size = tp_size
         tp_size = max(tp_size // command.attention_dp_size, 1)
-    draft_weights = None
     stated = None if command.speculation is None else command.speculation.weight_dtype
-    if stated is not None and format_name(stated) in DTYPE_BYTES:
-        draft_weights = format_name(stated)
-    elif stated is not None and stated not in AS_PUBLISHED:
-        assumed.append(f"the draft's weights as published, as {stated} is not known")
+    draft_weights = _format("draft's weights", stated, model, assumed)
     request = PlanRequest(
         model=command.model,
         hardware=(device if is_file(named or "") else device.name,),
@@ -634,8 +630,8 @@ def _request(
         task=load.task,
         temperature=temperature,
         **given,
-        weight_dtype=_format("quantization", command.weight_dtype, model),
-        kv_dtype=_format("kv-cache-dtype", command.kv_dtype, model),
+        weight_dtype=_format("weights", command.weight_dtype, model, assumed),
+        kv_dtype=_format("cache", command.kv_dtype, model, assumed),
         settings=command.settings,
     )
     if named is None:
@@ -762,20 +758,23 @@ def _lengths(load: AskedLoad, longest: int) -> tuple[int, int, list[str]]:
     return context, gen_len, assumed
 
 
-def _format(option: str, text: str | None, model: ModelSpec) -> str | None:
-    """The plan's name for a format. None: the format that the checkpoint is published in."""
+def _format(
+    part: str, text: str | None, model: ModelSpec, assumed: list[str]
+) -> str | None:
+    """The plan's name for the format of a part. None: the format that the checkpoint is published
+    in, which is assumed where the name is not known."""
     if text is None or text in AS_PUBLISHED:
         return None
     name = format_name(text)
+    is_known = is_weight_format(name)
+    if part == "cache":
+        is_known = name in DTYPE_BYTES
+    if not is_known:
+        assumed.append(f"the {part} as published, as {text} is not known")
+        return None
     published = model.quantization
-    if published is not None and option == "quantization":
+    if published is not None and part == "weights":
         kind = published.weight_dtype.partition("_")[0]
-        if name.startswith(kind):
+        if name.startswith(kind) or published.method == text:
             return None
-    formats = list(DTYPE_BYTES)
-    if option == "quantization":
-        formats = weight_format_names()
-    if name.partition("@")[0] not in formats:
-        known = ", ".join(formats)
-        raise ConfigError(f"--{option} {text} is not planned for; known: {known}")
     return name

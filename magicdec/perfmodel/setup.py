@@ -19,9 +19,10 @@ from magicdec.perfmodel.kernels.op import Where
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.formats import format_name
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
-from magicdec.specs.precision import BF16, Precision, format_name
+from magicdec.specs.precision import BF16, Precision
 from magicdec.specs.speculation import (
     AUTOREGRESSIVE,
     SamplingSpec,

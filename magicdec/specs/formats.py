@@ -122,6 +122,7 @@ class WeightFormat(
 class FormatsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     types: dict[str, TensorType]
     formats: dict[str, WeightFormat]
+    names: dict[str, str]
 
 
 @cache
@@ -132,6 +133,20 @@ def _file() -> FormatsFile:
 def weight_format_names() -> list[str]:
     """Formats that weights may have, without sizes of files."""
     return list(dict.fromkeys([*DTYPE_BYTES, *_file().types, *_file().formats]))
+
+
+def format_name(text: str) -> str:
+    """Our name of a number format that an engine, a checkpoint or torch calls by another."""
+    label, at, size = text.strip().partition("@")
+    name = label.lower().replace("-", "_")
+    if name in weight_format_names():
+        return f"{name}{at}{size}"
+    return _file().names.get(name, text.strip())
+
+
+def is_weight_format(name: str) -> bool:
+    """Whether weights may have this format, with a file's size or without."""
+    return name.partition("@")[0] in weight_format_names()
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from magicdec.specs.device import bytes_per_element
-from magicdec.specs.formats import WeightFormat, weight_format, weight_format_names
+from magicdec.specs.formats import WeightFormat, weight_format
 
 
 class Precision(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,52 +87,3 @@ BF16 = Precision()
 PROFILE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """torch's names of the number formats that run, and what profiles and plans call them."""
 DTYPE_OF_FORMAT = {name: dtype for dtype, name in PROFILE_DTYPES.items()}
-ENGINE_FORMATS: dict[str, str] = {
-    "awq": "int4",
-    "awq_marlin": "int4",
-    "gptq": "int4",
-    "gptq_marlin": "int4",
-    **dict.fromkeys(
-        ("auto_round", "inc", "auto_awq", "auto_gptq", "moe_wna16"), "int4"
-    ),
-    "bitsandbytes": "bnb4",
-    "w4a16": "int4",
-    **dict.fromkeys(
-        ("w8a8_int8", "experts_int8", "int8_per_channel_weight_only"), "int8"
-    ),
-    "w8a8_fp8": "fp8",
-    "fbgemm_fp8": "fp8",
-    "modelopt": "fp8",
-    "modelopt_fp8": "fp8",
-    "modelopt_fp4": "nvfp4",
-    "nvfp4": "nvfp4",
-    "fp4": "nvfp4",
-    **dict.fromkeys(("fp8_per_tensor", "fp8_per_channel", "fp8_per_block"), "fp8"),
-    **dict.fromkeys(("mxfp8", "modelopt_mxfp8", "deepseek_v4_fp8"), "fp8"),
-    "gpt_oss_mxfp4": "mxfp4",
-    "nvfp4_per_token": "nvfp4",
-    # caches (vllm/config/cache.py of 0.33): with a scale per token and head, or nearest in bits from above
-    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"), "fp8"),
-    "fp8_per_token_head": "fp8",
-    "int8_per_token_head": "int8",
-    "int4_per_token_head": "int4",
-    **dict.fromkeys(("nvfp4_ds_mla", "nvfp4_4over6"), "nvfp4"),
-    "turboquant_k8v4": "int8",
-    **dict.fromkeys(("turboquant_4bit_nc", "turboquant_k3v4_nc"), "int4"),
-    **dict.fromkeys(("turboquant_3bit_nc", "ultraquant_4bit"), "int4"),
-    **dict.fromkeys(("octave_k3v4", "octave_k3v3", "octave_k3v3_compact"), "int4"),
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "float32": "fp32",
-}
-"""Engines' names of number formats that profiles call otherwise."""
-
-
-def format_name(text: str) -> str:
-    """Our name of a number format."""
-    label, at, size = text.strip().partition("@")
-    name = label.lower().replace("-", "_")
-    if name in weight_format_names():
-        return f"{name}{at}{size}"
-    return ENGINE_FORMATS.get(name, text.strip())

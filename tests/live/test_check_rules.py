@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magicdec.errors import ConfigError
 from magicdec.live import changes, check, check_text, options, settings
 from magicdec.live.changes import changes_of_batch
 from magicdec.live.check import AskedLoad, Check
@@ -231,12 +230,18 @@ def test_a_format_is_the_plans_or_the_checkpoints(
     text: str | None, expected: str | None
 ) -> None:
     model = load_model_spec("llama-3.1-8b")
-    assert check._format("quantization", text, model) == expected
+    assumed: list[str] = []
+    assert check._format("weights", text, model, assumed) == expected
     published = load_model_spec("deepseek-v3")
-    assert check._format("quantization", "fp8", published) is None
-    assert check._format("kv-cache-dtype", "fp8", published) == "fp8"
-    with pytest.raises(ConfigError, match="is not planned for"):
-        check._format("quantization", "odd", model)
+    assert check._format("weights", "fp8", published, assumed) is None
+    assert check._format("cache", "fp8", published, assumed) == "fp8"
+    assert not assumed
+    assert check._format("weights", "odd", model, assumed) is None
+    assert check._format("cache", "q4_k_m", model, assumed) is None
+    assert assumed == [
+        "the weights as published, as odd is not known",
+        "the cache as published, as q4_k_m is not known",
+    ]
 
 
 def test_a_task_brings_its_output_where_none_is_given() -> None:

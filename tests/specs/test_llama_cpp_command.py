@@ -39,6 +39,8 @@ def test_a_file_that_is_here_weighs_what_it_weighs(tmp_path):
     assert gguf_of(f"{tmp_path}/Qwen3-8B-Q4_K_M.gguf").weight_dtype == "q4_k_m@0.025MB"
     shard = gguf_of(f"{tmp_path}/Qwen3-8B-Q4_K_M-00001-of-00002.gguf")
     assert shard.weight_dtype == "q4_k_m@0.05MB"
+    lone = gguf_of(f"{tmp_path}/Qwen3-8B-Q4_K_M-00001-of-00003.gguf")
+    assert lone.weight_dtype == "q4_k_m"
     assert gguf_of(f"{tmp_path}/model.gguf").weight_dtype == "gguf@0.025MB"
 
 
@@ -63,6 +65,14 @@ def test_its_drafts_are_those_of_the_command(command, draft, gamma):
     assert read.engine == "llama.cpp"
     assert (read.speculation.draft, read.speculation.gamma) == (draft, gamma)
     assert load_engine(read.engine_profile).name == "llama.cpp"
+
+
+def test_a_draft_s_file_has_a_format_of_its_own():
+    text = "llama-server -m Qwen3-8B-Q4_K_M.gguf -md {} -ngl 99"
+    model = read_serve_command(text.format("Qwen3-0.6B-Q8_0.gguf"))
+    assert model.speculation.weight_dtype == "q8_0"
+    head = text.format("Qwen3-8B-EAGLE3-F16.gguf --spec-type draft-eagle3")
+    assert read_serve_command(head).speculation.weight_dtype == "f16"
 
 
 def test_a_container_s_command_shares_its_context_among_its_sequences():

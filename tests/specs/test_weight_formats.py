@@ -15,13 +15,14 @@ from magicdec.perfmodel.forward import Pass, forward_pass
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.formats import (
+    format_name,
     gguf_format,
     type_bits,
     weight_format,
     weight_format_names,
 )
 from magicdec.specs.model import LAYER_PARTS
-from magicdec.specs.precision import Precision, format_name
+from magicdec.specs.precision import Precision
 from magicdec.specs.serve_command import read_serve_command
 
 FILES_GIB = [
@@ -127,7 +128,8 @@ def test_times_follow_the_scales_that_a_configuration_names(name, weights, bits)
 @pytest.mark.parametrize(
     ("stated", "name"),
     [("awq_marlin", "int4"), ("GPTQ", "int4"), ("bitsandbytes", "bnb4"), ("Q4_K_M", "q4_k_m"),
-     ("modelopt_fp4", "nvfp4"), ("MXFP4", "mxfp4"), ("auto-round", "int4"), ("q6_k@27GB", "q6_k@27GB")],
+     ("modelopt_fp4", "nvfp4"), ("int8_per_token_head", "int8"), ("odd", "odd"),
+     ("MXFP4", "mxfp4"), ("auto-round", "int4"), ("q6_k@27GB", "q6_k@27GB")],
 )  # fmt: skip
 def test_formats_go_by_their_engines_names(stated, name):
     assert format_name(stated) == name

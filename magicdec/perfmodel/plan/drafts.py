@@ -41,9 +41,10 @@ from magicdec.specs.catalog import (
     models_that_may_draft,
 )
 from magicdec.specs.engine import EngineProfile
+from magicdec.specs.formats import format_name
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.names import catalog_name
-from magicdec.specs.precision import Precision, format_name
+from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import (
     DRAFT_METHODS,
     HEAD_METHODS,

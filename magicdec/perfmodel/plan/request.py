@@ -26,6 +26,7 @@ from magicdec.specs.engine import (
     EngineProfile,
     load_engine,
 )
+from magicdec.specs.formats import format_name
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import (
     TENSOR_PARALLEL,
@@ -35,7 +36,7 @@ from magicdec.specs.parallel import (
     spread_for,
     valid_tp_sizes,
 )
-from magicdec.specs.precision import Precision, format_name
+from magicdec.specs.precision import Precision
 from magicdec.specs.rules import Finding, finding
 from magicdec.specs.speculation import (
     MAX_GAMMA,

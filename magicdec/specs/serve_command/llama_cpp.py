@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from magicdec.errors import ConfigError
@@ -53,7 +53,7 @@ FORMAT = re.compile(
 )
 CACHE_TYPES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 """Formats below 16 bits that -ctk and -ctv take (common/arg.cpp)."""
-SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+SHARD = re.compile(r"-\d{5}-of-(\d{5})$")
 
 
 class Gguf(NamedTuple):
@@ -88,15 +88,18 @@ def gguf_of(name: str) -> Gguf:
 
 
 def _size_of(name: str) -> str:
-    """The size of a file that is here, all its parts together, as formats write it; "" where it is
-    elsewhere."""
-    path = Path(name)
-    parts = [path]
-    if SHARD.search(path.stem):
-        parts = sorted(path.parent.glob(f"{SHARD.sub('-*-of-*', path.stem)}.gguf"))
-    if not path.is_file():
+    """The size of a file that is here with all its parts, as formats write it, else ""."""
+    parts = [name]
+    found = SHARD.search(name.removesuffix(".gguf"))
+    if found is not None:
+        begin = name[: found.start()]
+        num_parts = int(found[1])
+        parts = []
+        for number in range(1, num_parts + 1):
+            parts.append(f"{begin}-{number:05d}-of-{num_parts:05d}.gguf")
+    if not all(map(os.path.isfile, parts)):
         return ""
-    return f"@{sum(part.stat().st_size for part in parts) / 1e6:.6g}MB"
+    return f"@{sum(map(os.path.getsize, parts)) / 1e6:.6g}MB"
 
 
 def llama_cpp_server(said: StatedOptions) -> ServeCommand:
@@ -291,13 +294,20 @@ def _draft(
         gamma = int(given[:4])
     sort = method.removeprefix("draft-").removesuffix("-adaptive")
     named = draft_by_name(sort) if method else None
-    head = gguf_of(checkpoint).model if checkpoint else None
+    head = None
+    weights = None
+    if checkpoint:
+        head, _, weights = gguf_of(checkpoint)
     if not method and head is not None:
         part = head_named_in(head)
         if part in ("dflash", "dspark", "mtp"):  # told from the file itself
             named = part
     if named is not None:
-        return Speculation(draft=named, gamma=gamma, checkpoint=head)
+        if weights is not None:  # a head's file may hold tables of its own
+            weights = weights.partition("@")[0]
+        return Speculation(
+            draft=named, gamma=gamma, checkpoint=head, weight_dtype=weights
+        )
     if method not in ("", "none", "draft", "draft-simple"):
         raise ConfigError(f"--spec-type {method[:40]} is not planned for")
     if checkpoint is None or method == "none":
@@ -314,4 +324,4 @@ def _draft(
             "-md alone drafts nothing in builds since June 2026: add --spec-type draft-simple, with which "
             "it is priced (llama.cpp pull request 23988)"
         )
-    return Speculation(draft=head, gamma=gamma)
+    return Speculation(draft=head, gamma=gamma, weight_dtype=weights)

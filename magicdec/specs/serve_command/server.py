@@ -9,7 +9,7 @@ import msgspec
 from magicdec.specs.device import DTYPE_BYTES
 from magicdec.specs.engine import EngineProfile, load_engine, version_number
 from magicdec.specs.engine_path import PathOptions
-from magicdec.specs.precision import format_name
+from magicdec.specs.formats import format_name
 from magicdec.specs.serve_command.options import LLAMA_CPP, OPTIONS, names_of, title_of
 from magicdec.specs.speculation import TreeSpec
 
