@@ -26,7 +26,7 @@ from magicdec.live.options import (
 )
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.footprint import weights_bytes
-from magicdec.perfmodel.kernels.links import AllReduceCurve
+from magicdec.perfmodel.kernels.links import RINGS, AllReduceCurve
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.search import search
 from magicdec.schema.row import Candidate, Gain
@@ -59,6 +59,9 @@ UNFUSED = 3.0
 Mixtral fell from 44.7 to 22.9 tokens/s (llama.cpp pull request 5021)."""
 LIKELY = 0.75
 """Probability from which a change is advised: three to one."""
+SLOWER_TOKENS = 288.0 / 223.0
+SLOWER_PROMPTS = 14087.0 / 11317.0
+"""Two RTX 5090s whose NCCL went through the host's memory (club-3090 issue 873)."""
 OWN_SUMS = "Sum over the devices by the engine's own kernels, not NCCL's"
 WITHOUT_OWN_SUMS = "leave out --disable-custom-all-reduce"
 OF_SAMPLING = "--speculative-accept-threshold"
@@ -199,13 +202,17 @@ def with_nccl(engine: EngineProfile) -> EngineProfile:
     return engine.as_set(PathOptions(has_custom_all_reduce=False))
 
 
-def sums_by_nccl(command: ServeCommand, served: Served) -> bool:
-    """Whether a setting has NCCL sum over ranks where the engine's own kernels would: these need every
-    device to reach every other (custom_all_reduce.py of vLLM and SGLang)."""
+def sums_itself(served: Served) -> bool:
+    """Whether the engine's own kernels can sum over a row's ranks: they need every device to reach every
+    other (custom_all_reduce.py of vLLM and SGLang)."""
     topology = served.case.hardware.link.topology
     ranks = served.row.tp_size
-    is_own = ranks == 2 or (ranks > 2 and topology in ("nvlink", "xgmi"))
-    return is_own and not command.has_custom_all_reduce
+    return ranks == 2 or (ranks > 2 and topology in ("nvlink", "xgmi"))
+
+
+def sums_by_nccl(command: ServeCommand, served: Served) -> bool:
+    """Whether a setting has NCCL sum over ranks where the engine's own kernels would."""
+    return sums_itself(served) and not command.has_custom_all_reduce
 
 
 def has_nccl(served: Served) -> bool:
@@ -548,6 +555,8 @@ def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
     """Steps with too few tokens for what its sequences verify, and prompts that are read anew, or in
     parts smaller than the device needs."""
     row = served.row
+    output_s = (served.case.request.gen_len or USUAL_OUTPUT) * row.tpot_s
+    prompt_s = row.decoding.ttft_s
     most = command.chunk_tokens
     needed = row.batch_size * (row.gamma + 1)
     if command.engine == "vllm" and most is not None and most < needed:
@@ -563,6 +572,8 @@ def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
             gain_high=gain,
             kind="cost",
         )
+    if not command.reaches_peers and row.tp_size > 1:
+        yield _through_host(command, served, prompt_s, output_s)
     if sums_by_nccl(command, served) and not has_nccl(served):
         yield Change(
             change=OWN_SUMS,
@@ -589,8 +600,6 @@ def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
             gain_high=1.08,
             kind="cost",
         )
-    output_s = (served.case.request.gen_len or USUAL_OUTPUT) * row.tpot_s
-    prompt_s = row.decoding.ttft_s
     if command.has_prefix_cache is False and row.context_len >= LONG_PROMPT:
         low, middle, high = (
             (prompt_s + output_s) / ((1.0 - share) * prompt_s + output_s)
@@ -636,6 +645,35 @@ def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
         kind="cost",
     )
     yield _between(gain, gain, setting)
+
+
+def _through_host(
+    command: ServeCommand, served: Served, prompt_s: float, output_s: float
+) -> Change:
+    """NCCL's sums through the host's memory: those of prompts, whose messages are too long for the
+    engine's own kernels, and of decoding where it has none."""
+    change = "Let NCCL reach the memory of other devices"
+    option = "leave out NCCL_P2P_DISABLE=1"
+    if served.case.hardware.link.topology not in RINGS:
+        reason = "what NCCL sums leaves the devices' own links for the host's"
+        return _unpriced(change, option, reason)
+    is_decoding = sums_by_nccl(command, served) or not sums_itself(served)
+    slower_s = SLOWER_PROMPTS * prompt_s + output_s
+    kind: Literal["cost", "gain"] = "gain"
+    if is_decoding:
+        slower_s += (SLOWER_TOKENS - 1.0) * output_s
+        kind = "cost"
+    most = slower_s / (prompt_s + output_s)
+    return Change(
+        change=change,
+        option=option,
+        reason="two RTX 5090s without it, and without the engine's own sums, gave 223 tokens/s for 288, and read "
+        "11,317 for 14,087 (club-3090 issue 873); devices that cannot reach each other lose nothing",
+        gain=math.sqrt(most),
+        gain_low=1.0,
+        gain_high=most,
+        kind=kind,
+    )
 
 
 def _inexact(command: ServeCommand, *, is_greedy: bool = False) -> Iterator[Change]:

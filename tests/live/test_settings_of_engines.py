@@ -508,3 +508,31 @@ def test_a_prompts_ranks_multiply_the_devices():
     """vllm/config/parallel.py of 0.33: the world is tp x pp x pcp."""
     command = read_serve_command("vllm serve Qwen/Qwen3-32B -tp 2 -dp 2 -pcp 4")
     assert command.num_devices == 16
+
+
+@pytest.mark.parametrize(
+    ("words", "hardware", "is_decoding"),
+    [
+        ("-tp 2 --disable-custom-all-reduce", "rtx-5090-32gb", True),
+        ("-tp 4", "rtx-5090-32gb", True),
+        ("-tp 2", "rtx-5090-32gb", False),
+    ],
+)
+def test_nccl_through_the_host_slows_what_it_sums(
+    words: str, hardware: str, is_decoding: bool
+):
+    """288 and 223 tokens/s of two cards without the engine's own kernels (club-3090 issue 873)."""
+    plain = f"vllm serve Qwen/Qwen3-8B {words}"
+    hidden = priced(f"NCCL_P2P_DISABLE=1 {plain}", hardware=hardware)
+    (change,) = [each for each in hidden.changes if "Let NCCL" in each.change]
+    assert (change.kind == "cost") == is_decoding
+    of_links = priced(f"NCCL_P2P_DISABLE=1 {plain}").changes
+    assert [each.gain for each in of_links if "Let NCCL" in each.change] == [None]
+    times = hidden.tpot_s / priced(plain, hardware=hardware).tpot_s
+    assert 1.0 <= times <= 288 / 223
+    assert (times > 1.0) == is_decoding
+    for other in (
+        f"NCCL_P2P_DISABLE=0 {plain}",
+        "NCCL_P2P_DISABLE=1 vllm serve Qwen/Qwen3-8B",
+    ):
+        assert priced(other, hardware=hardware).advised("Let NCCL") == []

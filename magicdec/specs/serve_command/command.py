@@ -119,6 +119,7 @@ def command_of(start: Start, given: Given) -> ServeCommand:
         runner=runner,
         has_microbatches=said.truth("microbatches") is True,
         has_custom_all_reduce=said.truth("custom_all_reduce") is not False,
+        reaches_peers=said.truth("peers") is not False,
         frees_windows=said.truth("window_cache") is not False,
         overlaps_drafting=said.truth("overlapped_drafting"),
         attention_dp_size=attention_dp_size,

@@ -109,6 +109,8 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     """Whether vLLM overlaps two halves of a batch."""
     has_custom_all_reduce: bool = True
     """Whether the engine sums over ranks by its own kernels."""
+    reaches_peers: bool = True
+    """Whether NCCL reads the memory of other devices without the host's."""
     frees_windows: bool = True
     """Whether tokens that left a layer's window give their memory back."""
     overlaps_drafting: bool | None = None
