@@ -68,6 +68,11 @@ class WeightFormat(
         return self.bits is not None or bool(self.output)
 
     @property
+    def is_average(self) -> bool:
+        """Whether it is known by other models' files alone."""
+        return self.bits is not None and self.num_bytes is None
+
+    @property
     def usual_bits(self) -> float:
         """Bits of a weight in most matrices."""
         return self.bits or type_bits(self.type)

@@ -67,6 +67,12 @@ def test_its_drafts_are_those_of_the_command(command, draft, gamma):
     assert load_engine(read.engine_profile).name == "llama.cpp"
 
 
+def test_a_mixture_of_a_publisher_s_own_asks_for_its_size():
+    for label, asks in (("UD-Q4_K_XL", True), ("Q4_K_M", False), ("UD-Q2_K_XL", False)):
+        read = read_serve_command(f"llama-server -m Qwen3-8B-{label}.gguf -ngl 99")
+        assert any("--weight-dtype ud_q4_k_xl@" in note for note in read.notes) == asks
+
+
 def test_a_draft_s_file_has_a_format_of_its_own():
     text = "llama-server -m Qwen3-8B-Q4_K_M.gguf -md {} -ngl 99"
     model = read_serve_command(text.format("Qwen3-0.6B-Q8_0.gguf"))

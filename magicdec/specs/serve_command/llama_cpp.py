@@ -120,6 +120,11 @@ def llama_cpp_server(said: StatedOptions) -> ServeCommand:
     ]
     if is_usual:
         notes.append(f"-hf {name} names no format: {USUAL_FORMAT} is llama.cpp's own")
+    if weight_format(gguf.weight_dtype or "bf16").is_average:
+        notes.append(
+            f"{gguf.label} files differ by a tenth from model to model: --weight-dtype "
+            f"{gguf.weight_dtype}@18.7GB tells the size of this one"
+        )
     if gguf.weight_dtype not in (None, "bf16", "f16"):
         kernels = weight_format(gguf.weight_dtype).kernels
         notes.append(
