@@ -654,15 +654,14 @@ def _through_host(
     engine's own kernels, and of decoding where it has none."""
     change = "Let NCCL reach the memory of other devices"
     option = "leave out NCCL_P2P_DISABLE=1"
+    is_decoding = sums_by_nccl(command, served) or not sums_itself(served)
+    kind: Literal["cost", "gain"] = "cost" if is_decoding else "gain"
     if served.case.hardware.link.topology not in RINGS:
         reason = "what NCCL sums leaves the devices' own links for the host's"
-        return _unpriced(change, option, reason)
-    is_decoding = sums_by_nccl(command, served) or not sums_itself(served)
+        return Change(change=change, option=option, reason=reason, gain=None, kind=kind)
     slower_s = SLOWER_PROMPTS * prompt_s + output_s
-    kind: Literal["cost", "gain"] = "gain"
     if is_decoding:
         slower_s += (SLOWER_TOKENS - 1.0) * output_s
-        kind = "cost"
     most = slower_s / (prompt_s + output_s)
     return Change(
         change=change,
