@@ -411,7 +411,8 @@ def _advice_line(advice: Advice) -> str:
         f"{shown.gain_high - 1.0:+.0%}"
     )
     if advice.answer == "keep":
-        return f"advice: keep gamma {now}; gamma {shown.gamma} would change little ({gain})"
+        change = "lose" if shown.gain_high < 1.0 else "change little"
+        return f"advice: keep gamma {now}; gamma {shown.gamma} would {change} ({gain})"
     if advice.answer == "change":
         return f"advice: gamma {best.gamma} instead of {now} ({gain})"
     return (

@@ -16,8 +16,11 @@ from magicdec.specs.serve_command.shell import Shell, Value, variables_of
 from magicdec.specs.serve_command.start import (
     MENTIONS,
     MOST_STARTS,
+    Build,
     Given,
     Start,
+    build_of,
+    json_of,
     text_of,
     words_of,
 )
@@ -525,6 +528,14 @@ def _of_kserve(model: Mapping[str, Any], predictor: Any) -> Start:
 def _of_llm_service(spec: Mapping[str, Any]) -> Start:
     words = [_model_of(text_of(_at(spec, ("model", "uri"))))]
     words += _parallelism(spec.get("parallelism"))
+    speculator = spec.get("speculator")
+    if isinstance(speculator, Mapping):  # https://github.com/kserve/kserve/pull/5687
+        config = speculator.get("config")
+        draft = dict(config) if isinstance(config, Mapping) else {}
+        head = _at(speculator, ("model", "uri"))
+        if head is not None:
+            draft["model"] = _model_of(text_of(head))
+        words.append(f"--speculative-config={json_of(draft)}")
     template = spec.get("template")
     containers = _listed(_at(template, ("containers",)))
     holders = [holder for holder in containers if isinstance(holder, Mapping)]
@@ -534,6 +545,8 @@ def _of_llm_service(spec: Mapping[str, Any]) -> Start:
         if extra is not None:
             words += _divided(extra)
     start = Start(engine="vllm", words=words)
+    for container in holders:
+        start.built(build_of(text_of(container.get("image"))) or Build())
     outer = template if isinstance(template, Mapping) else {}
     _grant(start, [*holders, outer])
     return start
