@@ -222,8 +222,8 @@ def _by_build(said: StatedOptions) -> tuple[list[str], list[str]]:
     for option in options_of(LLAMA_CPP, said.start.words):
         if option.name in removed:
             given.setdefault(removed[option.name], []).append(option.written)
-    problems = []
-    notes = []
+    problems: list[str] = []
+    notes: list[str] = []
     for instead, options in given.items():
         names = dict.fromkeys(options)
         situation = "removed option"
