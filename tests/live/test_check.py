@@ -634,7 +634,7 @@ def followed(text: str, option: str) -> str:
     ("moves", "model", "config", "load"),
     [
         (
-            False,
+            True,
             "openai/gpt-oss-20b",
             {"model": "RedHatAI/gpt-oss-20b-speculator.eagle3", "method": "eagle3"},
             {"hardware": "4090", "batch": 16, "context_len": 16_000, "task": "code"},

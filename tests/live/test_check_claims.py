@@ -20,6 +20,7 @@ CLAIMS = {
     "advice": (
         "changes",
         "as_it_is",
+        "without_draft",
         "problems",
         "command.unread",
         "command.speculation",
