@@ -221,9 +221,15 @@ def resolve_name(text: str) -> ModelName | None:
     return ModelName(model=model, weight_format=weight_format)
 
 
+MOST_PATH = 400
+"""Characters of a path whose folders' names are looked at."""
+
+
 def folder_name(path: str) -> str | None:
     """The catalog's name, with its format, that a folder of a path begins with, whatever follows
     ("gemma-4-31b-qat-w4a16", ".../Qwen3-32B/AWQ"); None: none does."""
+    if len(path) > MOST_PATH:
+        return None
     parts = [_plain(part) for part in path.strip("/").split("/")]
     for place in range(len(parts) - 1, -1, -1):
         words = "-".join(parts[place:]).split("-")

@@ -545,6 +545,7 @@ def completed(profile: P, question: Question, *, num_given: int = 0) -> P:
     return msgspec.structs.replace(profile, beyond=beyond)
 
 
+@cache
 def most_tokens(kind: str) -> dict[int, float]:
     """The most tokens per step that anybody published of a kind of draft, by gamma."""
     with MOST_TOKENS_FILE.open(encoding="utf-8", newline="") as file:
