@@ -14,7 +14,7 @@ from magicdec.specs.formats import gguf_format, type_bits, weight_format
 from magicdec.specs.rules import finding
 from magicdec.specs.serve_command.options import LLAMA_CPP, names_of, options_of
 from magicdec.specs.serve_command.server import ServeCommand, Speculation
-from magicdec.specs.serve_command.start import STARTS
+from magicdec.specs.serve_command.start import SHOWN, STARTS
 from magicdec.specs.serve_command.stated import StatedOptions
 from magicdec.specs.speculation import MAX_GAMMA
 
@@ -53,6 +53,7 @@ FORMAT = re.compile(
 )
 CACHE_TYPES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 """Formats below 16 bits that -ctk and -ctv take (common/arg.cpp)."""
+WIDE_TYPES = ("f16", "bf16", "f32")
 SHARD = re.compile(r"-\d{5}-of-(\d{5})$")
 
 
@@ -108,7 +109,7 @@ def llama_cpp_server(said: StatedOptions) -> ServeCommand:
     said.check_resolved()
     meanings = said.meanings
     name = meanings.get("repository") or meanings.get("model")
-    if not name:
+    if not name or name == "true":  # an option without its value
         raise ConfigError(f"the command names no model; {STARTS} take one")
     gguf = gguf_of(meanings.get("hub_file") or name)
     is_usual = not gguf.label and "repository" in meanings
@@ -241,7 +242,7 @@ def _by_build(said: StatedOptions) -> tuple[list[str], list[str]]:
             (problems if found.kind == "wrong" else notes).append(found.says)
     values = said.meanings.get("values", "f16").lower()
     is_off = said.meanings.get("attention") in ("off", "0", "false")
-    if values not in ("f16", "f32", "bf16"):
+    if values in CACHE_TYPES:
         found = finding(
             "narrow values in the cache",
             LLAMA_CPP,
@@ -258,6 +259,10 @@ def _cache_format(meanings: Mapping[str, str], notes: list[str]) -> str | None:
     bits = []
     for part in ("keys", "values"):
         label = meanings.get(part, "f16").lower()
+        if label not in (*CACHE_TYPES, *WIDE_TYPES):
+            notes.append(
+                f"{label[:SHOWN]} is no format of llama.cpp's cache: priced in 16 bits"
+            )
         bits.append(type_bits(label) if label in CACHE_TYPES else 16.0)
     mean = sum(bits) / 2.0
     if mean >= 16.0:
