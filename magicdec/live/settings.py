@@ -50,8 +50,8 @@ HOST_BYTES_PER_S = {
     "hopper": 50e9,
     "blackwell": 50e9,
 }
-"""What a device reads of its host's memory, by its generation: four fifths of sixteen lanes of PCIe 3, 4
-and 5 (15.8, 31.5 and 63 GB/s, pcisig.com)."""
+"""Bytes per second that a device reads of its host's memory, by its generation: four fifths of sixteen
+lanes of PCIe 3, 4 and 5 (15.8, 31.5 and 63 GB/s, pcisig.com)."""
 USUAL_HOST_BYTES_PER_S = 25e9
 UNFUSED = 3.0
 """Times as long as attention takes in llama.cpp with -fa off: 2.7 to 2.9 for four models on Strix Halo at

@@ -121,7 +121,7 @@ def is_engine_option(option: str) -> bool:
 
 
 def note_of(engine: str, name: str, value: str | None) -> str | None:
-    """What an option, a key or a variable without a price can cost, with its address; "": nothing at
+    """The cost that an option, a key or a variable without a price can have, with its address; "": none at
     this value (None: it is not known); None: nobody looked at it."""
     for row in MEANINGS["noted"]:
         if engine not in row["engines"].split() or not _is_among(row["names"], name):
