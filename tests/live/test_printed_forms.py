@@ -236,7 +236,19 @@ def assert_advised(text: str, **load: Any) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ADVISED)
+FEW = (
+    *("few graphs, 0.11", "a list of graphs", "no table, 0.20", "imposed", "an apostrophe", "dspark"),
+    *("sglang 0.5.18", "no head known, 0.5.10", "trtllm mtp", "llama.cpp", "llama.cpp, an old build"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in FEW else pytest.mark.slow)
+        for name in ADVISED
+    ],
+)
 def test_advice_is_taken_by_the_engines_version(name: str) -> None:
     assert_advised(ADVISED[name])
 
