@@ -22,9 +22,10 @@ def command_of(**options: int | None) -> ServeCommand:
 
 
 def asked(command: ServeCommand, load: AskedLoad) -> tuple[Any, list[str], list[str]]:
-    request, assumed = check._request(command, load, MODEL)
-    problems = check._on_command(command, load, MODEL)
-    return request, assumed, problems
+    """The request of a plan, what was assumed for it, and what the rules say."""
+    found = check.findings_of(command, load)
+    said = [*found.said["wrong"], *found.said["note"]]
+    return found.request, found.assumed, said
 
 
 def test_a_command_that_does_not_fit_is_of_all_its_devices() -> None:
@@ -57,7 +58,8 @@ def test_a_command_uses_the_devices_of_all_its_ways_to_spread(
         says = [each for each in problems if "devices" in each]
         assert bool(says) == (given not in (0, needed))
         if says:
-            assert f"uses {needed}, but {given} " in says[0]
+            assert str(needed) in says[0]
+            assert str(given) in says[0]
         assert request.batch_sizes == (max(32 // dp, 1),)
         assert request.tp_size == tp
         assert request.pp_size == (None if pp == 1 else pp)
