@@ -136,13 +136,27 @@ def _llama_cpp(text: str) -> dict[str, Any]:
 
 
 def _trees(wheel: Path, prefixes: tuple[str, ...]) -> Iterator[ast.Module]:
-    root = wheel if wheel.is_dir() else zipfile.Path(wheel)
-    for prefix in prefixes:
-        place = root / prefix
-        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            name = str(path)
-            if path.is_file() and not any(part in name for part in ELSEWHERE):
-                yield ast.parse(path.read_bytes())
+    """The syntax of the files of a wheel, or of its folder, that begin with one of the prefixes."""
+    if wheel.is_dir():
+        files = (wheel / prefix for prefix in prefixes)
+        names = [
+            path.relative_to(wheel).as_posix()
+            for place in files
+            for path in (place.rglob("*.py") if place.is_dir() else [place])
+        ]
+        for name in sorted(names):
+            if _is_read(name, prefixes) and (wheel / name).is_file():
+                yield ast.parse((wheel / name).read_bytes())
+        return
+    with zipfile.ZipFile(wheel) as archive:
+        for name in sorted(archive.namelist()):
+            if _is_read(name, prefixes):
+                yield ast.parse(archive.read(name))
+
+
+def _is_read(name: str, prefixes: tuple[str, ...]) -> bool:
+    is_source = name.endswith(".py") and name.startswith(prefixes)
+    return is_source and not any(part in name for part in ELSEWHERE)
 
 
 def _options(trees: list[ast.Module], *, is_vllm: bool) -> dict[str, str]:

@@ -44,7 +44,7 @@ from magicdec.specs.engine import load_engine
 from magicdec.specs.formats import format_name, is_weight_format, weight_format
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.names import folder_name, resolve_name
-from magicdec.specs.rules import Finding, FindingKind, finding
+from magicdec.specs.rules import Finding, FindingKind, finding, unlisted_model
 from magicdec.specs.serve_command import ServeCommand, Speculation
 from magicdec.specs.speculation import OWN_METHOD
 from magicdec.tasks import usual_lengths
@@ -695,12 +695,8 @@ def _on_command(
     elif granted > needed:
         find("more devices than are used", needed=needed, granted=granted)
 
-    listed = finding(
-        "a model that is not listed",
-        command.engine,
-        command.version or "",
-        architecture=model.architecture,
-        model=model.name,
+    listed = unlisted_model(
+        command.engine, command.version or "", model.name, model.architecture
     )
     if listed is not None:
         found.append(listed)

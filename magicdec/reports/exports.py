@@ -46,7 +46,7 @@ from magicdec.schema.record import Record
 from magicdec.schema.row import Candidate
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.heads import has_checkpoint, head_for
-from magicdec.specs.rules import finding
+from magicdec.specs.rules import unlisted_model
 from magicdec.specs.vllm_plugin import DRAFT_CLASS
 from magicdec.units import MICRO
 
@@ -467,13 +467,8 @@ def _trtllm(plan: Deployment) -> str:
     lines = heading("trtllm", plan)
     flags, spread = trtllm_flags(plan, lines)
     engine = load_engine("trtllm")
-    found = finding(
-        "a model that is not listed",
-        "trtllm",
-        ENGINE_TITLES["trtllm"].rpartition(" ")[2],
-        architecture=plan.site.architecture,
-        model=plan.model,
-    )
+    version = ENGINE_TITLES["trtllm"].rpartition(" ")[2]
+    found = unlisted_model("trtllm", version, plan.model, plan.site.architecture)
     if found is not None:
         lines.append(f"{found.says}.")
     name = shlex.quote(plan.name)

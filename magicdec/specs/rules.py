@@ -134,6 +134,23 @@ def rule_for(
     raise AssertionError(f"rules.toml has no row of '{name}' for every engine")
 
 
+def unlisted_model(
+    engine: str, version: str, model: str, architecture: str
+) -> Finding | None:
+    """The sentence on a model that the engine's own list lacks, by its architecture or its name."""
+    for subject in (architecture, model):
+        found = finding(
+            "a model that is not listed",
+            engine,
+            version,
+            architecture=subject,
+            model=model,
+        )
+        if found is not None:
+            return found
+    return None
+
+
 @cache
 def rules() -> tuple[Rule, ...]:
     """Every row of the table."""
