@@ -47,7 +47,7 @@ SAID: dict[str, tuple[str, ...]] = {
         "n-gram, gamma 5 on 2 x l40s",
     ),
     "sglang.sh": ("Capture graphs of 32 sequences",),
-    "serve.sh": ("Draft with DSpark", "the command uses 1, but 2 are given"),
+    "serve.sh": ("Draft with DSpark", "1 x l40s-48gb"),
     "vllm serve": (
         "no change is likely to gain",
         "as it is: EAGLE-3, gamma 5 on 2 x h100",
