@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from itertools import combinations
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ from magicdec.live.check import AskedLoad, Check
 from magicdec.live.settings import Change
 from magicdec.schema.row import Gain
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.serve_command import ServeCommand, read_serve_command
+from magicdec.specs.serve_command import ServeCommand, Speculation, read_serve_command
 from tests.perfmodel.cases import case_of, found_of
 
 NAME = "meta-llama/Llama-3.1-8B-Instruct"
@@ -172,7 +171,7 @@ def test_another_gamma_gains_what_the_plan_says(gen_len: int) -> None:
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp"])
 @pytest.mark.parametrize("gamma", [1, 5])
 def test_an_option_of_gamma_is_the_engines_own(engine: str, gamma: int) -> None:
-    command: Any = SimpleNamespace(engine=engine, read={}, speculation=None)
+    command = ServeCommand(engine=engine, model="Qwen/Qwen3-8B")
     text = options.gamma_option(command, gamma)
     expected = {
         "vllm": f'"num_speculative_tokens": {gamma}',
@@ -181,11 +180,16 @@ def test_an_option_of_gamma_is_the_engines_own(engine: str, gamma: int) -> None:
     }[engine]  # fmt: skip
     assert expected in text
     if engine == "sglang":
-        command.speculation = SimpleNamespace(draft="ngram")
-        assert "steps" not in options.gamma_option(command, gamma)
+        lookup = msgspec.structs.replace(
+            command, speculation=Speculation(draft="ngram")
+        )
+        assert "steps" not in options.gamma_option(lookup, gamma)
     if engine == "vllm":
-        command.read = {"--speculative-config": '{"method": "eagle3", "num_speculative_tokens": 9}'}  # fmt: skip
-        told = json.loads(options.gamma_option(command, gamma).split("'")[1])
+        given = {
+            "--speculative-config": '{"method": "eagle3", "num_speculative_tokens": 9}'
+        }
+        drafting = msgspec.structs.replace(command, read=given)
+        told = json.loads(options.gamma_option(drafting, gamma).split("'")[1])
         assert told == {"method": "eagle3", "num_speculative_tokens": gamma}
 
 
