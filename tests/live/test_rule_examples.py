@@ -67,7 +67,7 @@ def _standing(
         method = "full"
     question = AskedDraft(
         draft=draft,
-        method=method or draft,  # type: ignore[arg-type]
+        method=method or draft,
         model=drafting,
         exists=True,
         reads_files=False,
@@ -90,8 +90,8 @@ def test_a_refused_input_has_a_near_one_that_passes(
 
 def test_every_row_of_drafts_is_exercised(monkeypatch: pytest.MonkeyPatch) -> None:
     """No row stands in the table that no input reaches."""
-    reached = set()
-    of_drafts = set()
+    reached: set[Rule] = set()
+    of_drafts: set[str] = set()
     for example in EXAMPLES:
         for given in example.values():
             _, spoke = refusals(given, monkeypatch)

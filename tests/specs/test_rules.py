@@ -1,6 +1,7 @@
 """The table of rules: every claim has its evidence, and speaks for the versions it was looked up for."""
 
 from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,7 @@ def test_rows_of_an_engine_do_not_hide_each_other(name: str) -> None:
 
 def test_a_row_holds_for_its_versions_unless_a_setting_lifts_it() -> None:
     """vLLM compares vocabularies unless told not to, by a key that it knows from 0.25 on."""
-    values = {"draft": "a", "size": 1, "target": "b", "target_size": 2}
+    values: Any = {"draft": "a", "size": 1, "target": "b", "target_size": 2}
     key = ["use_heterogeneous_vocab"]
     kinds = {
         (engine, version, bool(settings)): finding(
