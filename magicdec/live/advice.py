@@ -188,6 +188,8 @@ class GammaChoice:
     is_sure_depth: bool
     """Whether it is no deeper than is best where a cost that reports disagree on is dearer, and than
     the acceptance tells of."""
+    is_offered: bool = True
+    """Whether the engine drafts so many: of some drafts it takes their whole block alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +217,9 @@ class Advice:
     def rival(self) -> GammaChoice:
         """The other gamma whose interval over the one in use reaches highest."""
         others = [
-            choice for choice in self.choices if choice.gamma != self.situation.gamma
+            choice
+            for choice in self.choices
+            if choice.is_offered and choice.gamma != self.situation.gamma
         ]
         return max(others, key=lambda choice: choice.gain_high)
 
@@ -263,7 +267,8 @@ def best_of(choices: Sequence[GammaChoice], in_use: int = 0) -> GammaChoice:
     use."""
     weighed = []
     for choice in choices:
-        if choice.is_sure_depth or choice.gamma <= in_use:
+        is_weighed = choice.is_sure_depth or choice.gamma <= in_use
+        if is_weighed and choice.is_offered:
             weighed.append(choice)
     return max(weighed, key=lambda choice: choice.gain)
 
@@ -276,7 +281,9 @@ def answer_of(choices: Sequence[GammaChoice], in_use: int) -> AdvisedAction:
     if best.gamma != in_use and best.gain >= WORTH_A_CHANGE and best.gain_low > 1.0:
         return "change"
     is_far = all(
-        choice.gain_high < MAY_MATTER for choice in choices if choice.gamma != in_use
+        choice.gain_high < MAY_MATTER
+        for choice in choices
+        if choice.is_offered and choice.gamma != in_use
     )
     if is_far and (best.gamma == in_use or best.gain < WORTH_A_CHANGE):
         return "keep"
@@ -322,8 +329,12 @@ def choices_at(
         low[0] = 1.0 / speedup_high[over]
         high[0] = 1.0 / speedup_low[over]
     is_sure = prediction.full(is_sure_depth(prediction))
+    speculation = situation.setup.speculation
+    draft = situation.setup.engine.draft(speculation.draft, speculation.draft_method)
+    block = acceptance.most_drafts or situation.gamma
     choices = []
     for gamma in gammas.tolist():
+        is_offered = not draft.is_whole_block or gamma in (0, block, situation.gamma)
         choice = GammaChoice(
             gamma=gamma,
             tokens_per_step=tokens[gamma].item(),
@@ -332,6 +343,7 @@ def choices_at(
             gain_low=low[gamma].item(),
             gain_high=high[gamma].item(),
             is_sure_depth=is_sure[gamma].item() and acceptance.tells_of(gamma),
+            is_offered=is_offered,
         )
         choices.append(choice)
     return tuple(choices)

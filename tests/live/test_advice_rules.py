@@ -122,6 +122,20 @@ def load_of(draft: str, **changes: Any) -> DraftedLoad:
     return DraftedLoad(**usual | changes)
 
 
+@pytest.mark.parametrize(("engine", "gammas"), [("vllm", 4), ("sglang", 2)])
+def test_a_block_that_an_engine_takes_whole_is_advised_whole_or_not(
+    engine: str, gammas: int
+) -> None:
+    """SGLang's DSPARK: 0 and the 3 in use, of which vLLM takes fewer too."""
+    served = parse_draft("dspark")
+    serving = Serving(model="qwen3-8b", hardware="h100-sxm-80gb", engine=engine)
+    load = load_of("dspark", setup=serving.setup(served), gamma=3)
+    choices = choices_at(load, 8.0, 4096.0, over=0)[:4]
+    assert sum(choice.is_offered for choice in choices) == gammas
+    assert choices[0].is_offered
+    assert choices[3].is_offered
+
+
 @pytest.mark.parametrize("draft", ["eagle3", "ngram"])
 @pytest.mark.parametrize("over", [0, 1, 3])
 def test_gains_are_ratios_and_their_errors_grow_with_what_differs(
