@@ -164,8 +164,6 @@ CLAIMS = {
         "choice.row.requests.ttft_s",
         "choice.row.drafting.gamma",
         "choice.row.layout",
-        "choice.without_draft.batch_size",
-        "choice.without_draft.layout.tp_size",
         "choice.best_without_draft",
         "request.tpot_limit_s",
         "request.ttft_limit_s",
