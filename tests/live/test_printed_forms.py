@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from printed import faults_of_advice, faults_of_export, faults_of_shell, newest_with
 from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
@@ -27,6 +26,12 @@ from magicdec.reports.exports import export
 from magicdec.reports.sentences import next_line
 from magicdec.specs.engine import load_engine
 from magicdec.specs.serve_command import read_serve_command
+from tests.printed import (
+    faults_of_advice,
+    faults_of_export,
+    faults_of_shell,
+    newest_with,
+)
 
 ROOT = Path(__file__).parents[2]
 VERSION = {"vllm": "0.32.0", "sglang": "0.5.23", "trtllm": "1.2", "llama.cpp": "2026"}
