@@ -20,6 +20,7 @@ from magicdec.specs.precision import BF16
 from magicdec.specs.speculation import SpeculationSpec
 
 MODEL = load_model_spec("qwen3.5-35b-a3b")
+ENGINE = load_engine("vllm")
 
 
 def allocated(mixer: GatedDeltaNet, gamma: int, tp: int) -> int:
@@ -48,14 +49,14 @@ def test_a_state_for_each_verified_token_is_charged_as_it_is_allocated(
         (each, count) for each, count in MODEL.mixers if isinstance(each, GatedDeltaNet)
     ]
     own = count * allocated(mixer, gamma, tp)
-    assert float((gamma + 1) * state_bytes(MODEL, BF16, tp)) == pytest.approx(
+    assert float((gamma + 1) * state_bytes(MODEL, ENGINE, BF16, tp)) == pytest.approx(
         own, rel=tolerance
     )
     needs = []
     for draft in ("none", "self"):
         method = "none" if draft == "none" else "ngram"
         setup = Setup(
-            model=MODEL, hardware=load_hardware("h200"), engine=load_engine("vllm"),
+            model=MODEL, hardware=load_hardware("h200"), engine=ENGINE,
             speculation=SpeculationSpec(draft=draft, draft_method=method),  # type: ignore[arg-type]
         )  # fmt: skip
         needs.append(
