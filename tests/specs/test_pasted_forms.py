@@ -380,6 +380,24 @@ def test_a_value_that_is_set_resolves_it() -> None:
     assert read(script, tp="2").tp_size == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("vllm serve m -tp $TP", "TP"),
+        ("M=m; T=2\nvllm serve $M -tp ${T:-1}", "M, T"),
+        ("vllm serve m", "none"),
+        ("spec:\n  containers:\n  - command: [vllm, serve, m, -tp=$(TP)]\n", "TP"),
+        ("```\nvllm serve m -tp $TP\n```", "TP"),
+        ("import os\nfrom vllm import LLM\nLLM(model=os.environ['M'])\n", "M"),
+    ],
+)
+def test_a_name_that_the_text_does_not_ask_for_is_refused(
+    text: str, asked: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"--set TPX: .* asks for {asked}$"):
+        read(text, TPX="2")
+
+
 def test_an_open_limit_is_said_and_the_rest_is_read() -> None:
     command = read("vllm serve m -tp 2 --max-num-seqs $MOST")
     assert (command.tp_size, command.max_num_seqs) == (2, None)

@@ -28,6 +28,7 @@ from magicdec.specs.serve_command.start import (
     OPEN,
     STARTS,
     Given,
+    SetValues,
     Start,
 )
 
@@ -65,8 +66,9 @@ def read_serve_command(
     """The server that a command line, a script, or the text of a YAML file starts.
 
     `reads_files`: with the files that it names, looked for in `folder` (None: here). `values`:
-    variables that the text leaves open. Raises ConfigError where it starts none, names no model, or
-    gives an option a value that cannot be read or is not known.
+    variables that the text leaves open. Raises ConfigError where it starts none, names no model,
+    gives an option a value that cannot be read or is not known, or asks for no variable of a name in
+    `values`.
     """
     if len(text) > MOST_TEXT:
         raise ConfigError(
@@ -77,8 +79,9 @@ def read_serve_command(
     if not reads_files:
         folder = None
     text = text.replace(OPEN, "").replace(CLOSE, "")
-    given = Given(text=text, values=dict(values or {}), folder=folder)
+    given = Given(text=text, values=SetValues(values or {}), folder=folder)
     starts = _starts(given)
+    given.values.check()
     if not starts:
         given.ask(
             [

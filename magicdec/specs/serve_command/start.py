@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from magicdec.errors import ConfigError
+from magicdec.errors import ConfigError, closest
 
 STARTS = "vllm serve, python -m sglang.launch_server, trtllm-serve or llama-server"
 IMAGES = {
@@ -64,12 +64,41 @@ OWN_ARGUMENTS = "is the script's own"
 """Why "$@" is open outside functions: a script as it is pasted has no arguments."""
 
 
+class SetValues(Mapping[str, str]):
+    """The values that a user sets, which remember the names that the text asks for."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self.values_by_name = values
+        self.asked: dict[str, None] = {}
+
+    def __getitem__(self, name: str) -> str:
+        self.asked[name] = None
+        return self.values_by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_by_name)
+
+    def __len__(self) -> int:
+        return len(self.values_by_name)
+
+    def check(self) -> None:
+        """Raises ConfigError for a name that the text does not ask for."""
+        for name in self.values_by_name:
+            if name not in self.asked:
+                near = closest(name, self.asked)
+                names = list(dict.fromkeys([*near, *self.asked]))[:MOST_QUESTIONS]
+                raise ConfigError(
+                    f"--set {name}: the text does not ask for it; it asks for "
+                    f"{', '.join(names) or 'none'}"
+                )
+
+
 class Given(msgspec.Struct, kw_only=True):
     """The text to read, and what else may be used to read it."""
 
     text: str
     first_line: int = 1
-    values: Mapping[str, str] = {}
+    values: SetValues
     """Variables that the user sets; they win."""
     folder: Path | None = None
     """Folder of the files that the text names; None: none of them is read."""
