@@ -139,7 +139,6 @@ def engine_from(values: dict[str, float]) -> EngineProfile:
         ),
     ).with_constants(
         {
-            "kernels.attention_kernel": "split",
             "kernels.attention_blocks_per_multiprocessor": 2.0,
             "paths.standalone_draft_tp_size": 1,
             "paths.catch_up": "always",

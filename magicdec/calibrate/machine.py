@@ -437,7 +437,6 @@ def _base_engine(name: str, hardware_name: str) -> EngineProfile:
         {
             "name": f"{name} on {hardware_name}",
             "fitted_on": f"single engine steps on {hardware_name}",
-            "kernels.attention_kernel": "measured",
             "overheads.forward_overhead_s": 0.0,
             "memory.workspace_bytes": 0.0,
         }

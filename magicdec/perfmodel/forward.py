@@ -237,8 +237,12 @@ def _attention(mixer: Attention, p: Pass, *, count: int) -> list[Op]:
         share(mixer.num_kv_heads, p.tp),
         mixer.head_dim,
         window=window,
+        has_sinks=mixer.sinks,
     )
-    return [*operations, attention(p.at, work, count=count, factor=factor)]
+    attending = attention(
+        p.at, work, count=count, factor=factor, is_prefill=p.is_prefill
+    )
+    return [*operations, attending]
 
 
 def _prefill(mixer: Attention, p: Pass, curve: PrefillCurve, *, count: int) -> Op:
@@ -312,7 +316,7 @@ def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
         heads,
         size / 2.0,
     )
-    return [attention(p.at, by_head, count=count, factor=factor, is_expanded=True)]
+    return [attention(p.at, by_head, count=count, factor=factor, is_prefill=True)]
 
 
 def _recurrence(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:

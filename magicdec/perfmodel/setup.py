@@ -14,12 +14,13 @@ import numpy as np
 
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.kernels.attention import AttentionCurve
 from magicdec.perfmodel.kernels.op import Where
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
+from magicdec.specs.attention_kernels import AttentionPath, Layer, attention_path
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.formats import format_name
+from magicdec.specs.mixers import Attention
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
 from magicdec.specs.precision import BF16, Precision
@@ -134,18 +135,31 @@ class Setup(ModelSetup):
         """Device, engine and formats of the target's operations."""
         return Where(self.hardware, self.engine, self.precision)
 
+    def attention_paths(self, *, is_draft: bool = False) -> list[AttentionPath]:
+        """The kernels of the layers of attention over caches, the target's or the draft's network's;
+        heads alone run in the kernels that are chosen here."""
+        engine = self.engine
+        model = self.model
+        precision = self.precision
+        if is_draft:
+            engine = engine.of_draft
+            model = self.draft_model or model
+            precision = self.draft_precision or precision
+        layers = {
+            Layer(precision.kv_dtype, float(mixer.head_dim), mixer.sinks): None
+            for mixer, _ in model.mixers
+            if isinstance(mixer, Attention)
+        }
+        return [attention_path(engine, self.hardware, layer) for layer in layers]
+
     @property
     def outside_graphs(self) -> float:
-        """The chance that the attention kernel keeps verification and drafting out of captured
-        graphs: FlashAttention 2 reads no cache in 8 bits, and what takes its place there is captured
-        for one query token only."""
-        if (
-            self.engine.kernels.attention_kernel != "measured"
-            or self.precision.kv_bytes >= 2.0
-        ):
-            return 0.0
-        chances = {"always": 0.0, "unknown": 0.5, "grouped": 1.0}
-        return chances[AttentionCurve.of(self.hardware).splits]
+        """The chance that an attention kernel, the target's or a draft's network's, keeps verification
+        and drafting out of captured graphs."""
+        paths = self.attention_paths()
+        if draft_model_name(self.speculation.draft) is not None:
+            paths += self.attention_paths(is_draft=True)
+        return max((path.loses_graphs for path in paths), default=0.0)
 
 
 class Cached(NamedTuple):

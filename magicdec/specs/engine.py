@@ -193,6 +193,10 @@ class EngineProfile(
         paths = self.paths
         mode = options.graph_mode or paths.graph_mode
         changes: dict[str, Any] = {"paths.graph_mode": mode}
+        if options.attention_backend:
+            changes["paths.attention_backend"] = options.attention_backend
+        if options.draft_attention_backend:
+            changes["paths.draft_attention_backend"] = options.draft_attention_backend
         chosen = options.runner
         if options.has_microbatches and paths.runner:
             chosen = "V1"
@@ -244,6 +248,17 @@ class EngineProfile(
         own = self.paths.self_draft.get(self.paths.runner, {})
         drafting: EngineProfile = _changed(self, own)
         return drafting
+
+    @property
+    def of_draft(self) -> EngineProfile:
+        """The engine as a draft's passes see it: with the draft's attention backend."""
+        paths = self.paths
+        own = paths.draft_attention_backend
+        if not own and paths.draft_inherits_backend:
+            own = paths.attention_backend
+        if own == paths.attention_backend:
+            return self
+        return self.with_constants({"paths.attention_backend": own})
 
     def scheduling(self, draft: str, method: str) -> EngineProfile:
         """The constants of steps with this draft, as the engine schedules them with it set up."""

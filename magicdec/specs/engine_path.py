@@ -90,6 +90,10 @@ class PathOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Dual-batch overlap, which vLLM's V2 runner does not have."""
     captured_tokens: int | None = None
     """The largest captured size, in tokens."""
+    attention_backend: str = ""
+    """The target's attention backend, as the engine calls it; "" the default."""
+    draft_attention_backend: str = ""
+    """The draft's."""
     has_custom_all_reduce: bool = True
     """Whether the engine sums over ranks by its own kernels, not NCCL's."""
     context_ranks: int = 1

@@ -57,10 +57,9 @@ class EngineTable(
 class EngineKernels(EngineTable, frozen=True, kw_only=True):
     """The engine's kernels, and how their times compare with the hardware profile's."""
 
-    attention_kernel: Literal["measured", "split"] = "split"
-    """"measured": the hardware profile's kernel as it was measured; "split": one that splits the
-    context.
-    """
+    attention_kernels: str = ""
+    """Engine whose attention kernels run (data/attention_kernels.toml). Empty: one that packs heads
+    and splits the context."""
     has_mixed_lengths: bool = False
     """Whether sequences of a batch differ in length, as on a server: blocks of attention then do
     not end in whole waves.
@@ -191,9 +190,8 @@ class EngineGraphs(EngineTable, frozen=True, kw_only=True):
     captured_batch_wide: int | None = None
     """Sequences from 4 ranks on; None: as `captured_batch`."""
     uncaptured_pass_s: float = 0.0
-    """Per pass that runs outside captured graphs because its attention kernel cannot be captured
-    with several query tokens (FlashInfer on devices before Hopper, whose FlashAttention reads no
-    cache in 8 bits)."""
+    """Per pass that runs outside captured graphs because the target's attention kernel, or the
+    draft's, is captured for one query token alone."""
     prefill_layer_overhead_s: float = 0.0
     """Per layer of a pass with prompts in it: it runs outside captured graphs."""
     piecewise_host_layer_s: float = 0.0
@@ -250,6 +248,12 @@ class EnginePaths(EngineTable, frozen=True, kw_only=True):
     """A remark on the paths that changes no price."""
     graph_mode: GraphMode = "whole"
     """Graphs that decoding passes replay where the draft says nothing else."""
+    attention_backend: str = ""
+    """The attention backend that the target is asked to run. Empty: the first that takes its layers."""
+    draft_attention_backend: str = ""
+    """The draft's."""
+    draft_inherits_backend: bool = False
+    """Whether a draft that is asked for none runs the target's."""
     is_asynchronous: bool = True
     """Whether scheduling overlaps with the device where the draft lets it."""
     self_draft: dict[str, dict[str, Any]] = {}

@@ -29,7 +29,6 @@ MODEL = load_model_spec("llama-3.1-8b")
 HARDWARE = load_hardware("a100-sxm-80gb")
 BASE = load_engine("ours").with_constants(
     {
-        "kernels.attention_kernel": "measured",
         "overheads.forward_overhead_s": 0.0,
         "overheads.step_overhead_s": 0.0,
     }

@@ -16,6 +16,7 @@ from magicdec.perfmodel.kernels.profile import (
     hardware_names,
     load_hardware,
 )
+from magicdec.specs.attention_kernels import tables
 from magicdec.specs.device import Link
 from tests.kernels import attention_time, elementwise_time, gemm_time
 
@@ -112,7 +113,7 @@ def test_longer_contexts_never_take_less_time(
 @given(
     devices,
     st.lists(dimension, min_size=6, max_size=6),
-    st.sampled_from(["measured", "split"]),
+    st.sampled_from(sorted(tables().kernels)),
     st.booleans(),
 )
 def test_times_are_finite_and_not_negative_for_any_input(
@@ -124,7 +125,10 @@ def test_times_are_finite_and_not_negative_for_any_input(
     )
     reads = "per_query" if per_query else "per_sequence"
     attended = attention_time(
-        hw, **dict(zip(names, sizes, strict=True)), kernel=kernel, kv_reads=reads
+        hw,
+        **dict(zip(names, sizes, strict=True)),
+        law=tables().kernels[kernel],
+        kv_reads=reads,
     )
     for time in (
         *attended,
@@ -161,8 +165,8 @@ def test_a_split_kernel_does_not_pay_for_idle_multiprocessors():
         "head_dim": 128,
     }
     unsplit, split = (
-        float(attention_time(hw, **shape, kernel=kernel).time_s)
-        for kernel in ("measured", "split")
+        float(attention_time(hw, **shape, law=tables().kernels[kernel]).time_s)
+        for kernel in ("fa2", "packed")
     )
     read_s = 2 * 4 * 131072 * 128 * 2 / hw.memory_bytes_per_s
     assert unsplit > 5 * split
@@ -178,7 +182,7 @@ def test_several_query_tokens_cost_little_where_reading_the_cache_binds():
         "num_heads": 4,
         "num_kv_heads": 1,
         "head_dim": 128,
-        "kernel": "split",
+        "law": tables().kernels["packed"],
     }
     one, four = (float(attention_time(hw, query_len=q, **shape).time_s) for q in (1, 4))
     assert 1.0 <= four / one < 1.1

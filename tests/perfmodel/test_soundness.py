@@ -15,6 +15,7 @@ from magicdec.perfmodel.kernels.profile import (
 from magicdec.perfmodel.serving import prefill_seconds, prompt_time, serving_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms
+from magicdec.specs.attention_kernels import tables
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.device import bytes_per_element
 from magicdec.specs.engine import engine_names, load_engine
@@ -98,7 +99,7 @@ def test_attention_takes_at_least_its_bytes_and_flops(device):
     for dtype in ("bf16", *hw.attention_formats):
         time = attention_time(
             hw, batch=batch, query_len=1, kv_len=length, num_heads=8 * heads, num_kv_heads=heads, head_dim=128,
-            kv_dtype=dtype, kernel="split",
+            kv_dtype=dtype, law=tables().kernels["packed"],
         ).time_s  # fmt: skip
         assert np.all(np.isfinite(time))
         num_bytes = 2.0 * batch * length * heads * 128 * bytes_per_element(dtype)

@@ -90,7 +90,7 @@ class Network(Draft, frozen=True):
     # Time
     def at(self, setup: Setup) -> Where:
         """Device, engine and formats of its operations."""
-        return Where(setup.hardware, setup.engine, self.precision)
+        return Where(setup.hardware, setup.engine.of_draft, self.precision)
 
     def step(self, block: Block, query_len: Any = 1.0) -> ForwardTime:
         network = self.network_pass(block, query_len, logit_rows=block.batch)

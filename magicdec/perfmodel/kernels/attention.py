@@ -38,26 +38,19 @@ from magicdec.perfmodel.kernels.base import (
 )
 from magicdec.perfmodel.kernels.gemm import cache_parameters
 from magicdec.perfmodel.kernels.op import Cost, Op, OpTime, Where, operation
+from magicdec.specs.attention_kernels import KernelLaw, Layer, attention_path, tables
 from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
 from magicdec.specs.engine import EngineProfile
 
 KvReads = Literal["per_sequence", "per_query"]
-AttentionKernel = Literal["measured", "split"]
 QUERY_ROWS_PER_BLOCK = 128
 QUERY_TILE_ROWS = 16
 """Query rows (heads of one KV head times query tokens) that one reading of the cache serves at
 least.
 """
-HEAD_TILE_ROWS = 64.0
-"""Query tokens of one head in a block of FlashAttention 2, which computes all of them however few
-there are. It packs the heads of a group together, and splits the context, for one query token
-only."""
-HEAD_TILE_RATE = 0.48
-"""Rate of such blocks relative to the tensor cores' whole one: self-speculation on an RTX A6000 at
-32k to 128k tokens, whose verification they are most of."""
 HALVED_TILE_RATE = 0.9
-"""Rate of such blocks relative to the listed one, where sums in fp32 run at half the whole rate:
-the rest of a block hides behind them. One layer of 24 heads of 256 on an RTX 3090 takes 1.3 ms over
+"""Most of the listed rate that tiles reach where sums in fp32 run at half the whole rate: the rest
+of a block hides behind them. One layer of 24 heads of 256 on an RTX 3090 takes 1.3 ms over
 16k tokens (github.com/syv-ai/qwen38-27b-rtx3090, docs/gotchas.md), and of 16 heads 2.84 ms over 32k
 (github.com/avesed/vllm-ampere-optimized, patches/fa2_kvcache_verify)."""
 TENSOR_RATIO = 4.0
@@ -65,9 +58,6 @@ TENSOR_RATIO = 4.0
 a device that lists fewer with fp32 sums has them halved."""
 UNSPLIT_GENERATIONS = ("turing", "ampere", "ada")
 """Generations whose library is FlashAttention 2: FlashAttention 3 needs Hopper."""
-SPLIT_GENERATIONS = ("hopper",)
-"""Generations whose library splits the context for several query tokens too. Blackwell's depends on
-the chip: RTX cards have FlashAttention 2."""
 GROUPED_MAX_SPLITS = 128.0
 """FlashAttention 2's constant."""
 BLOCKS_PER_MULTIPROCESSOR = (1.0, 2.0, 2.25, 2.5, 3.0)
@@ -84,10 +74,9 @@ WINDOWED_SHARE = 0.25
 class Attended(NamedTuple):
     """One layer's `query_len` tokens per sequence, each over all of `kv_len` cached ones.
 
-    `kv_reads` "per_query" is a kernel that reads the cache again for each query token. `kernel`
-    "split" is one that splits the context over blocks even where the device's measured kernel does
-    not. `window`: attended tokens, where `kv_len` may be more. Causal savings within the query
-    tokens are the caller's to account for.
+    `kv_reads` "per_query" is a kernel that reads the cache again for each query token. `law`: the
+    kernel's; None: the one that the curve was measured with. `window`: attended tokens, where
+    `kv_len` may be more. Causal savings within the query tokens are the caller's to account for.
     """
 
     batch: Any
@@ -98,12 +87,13 @@ class Attended(NamedTuple):
     head_dim: Any
     kv_dtype: str = "bf16"
     kv_reads: KvReads = "per_sequence"
-    kernel: AttentionKernel = "measured"
+    law: KernelLaw | None = None
     reread: float = 0.0
     """Share of reading the cache that each `QUERY_TILE_ROWS` beyond the first repeat, where a
-    kernel packs heads.
+    kernel's tiles are not known.
     """
     window: Any = None
+    has_sinks: bool = False
     has_mixed_lengths: bool = False
     """Whether sequences differ in length, so that blocks do not end in whole waves."""
 
@@ -185,9 +175,9 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
             is_borrowed=True,
         ),
     )
-    splits: Literal["always", "grouped", "unknown"] = "always"
-    """Whether the context of one sequence is split over blocks: always; only with grouped-query
-    heads and one query token; or not known for several query tokens.
+    splits: Literal["always", "grouped"] = "always"
+    """Whether the measured kernel splits the context of one sequence over blocks for one query
+    token: always, or only with grouped-query heads.
     """
     overhead_s: Annotated[float, Free(spread=1.0)] = 1e-5
     bandwidth_efficiency: Annotated[float, Free(spread=0.2)] = 0.85
@@ -257,11 +247,9 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         if curve is not None:
             return curve
         generation = hw.generation.lower()
-        if hw.kind != "gpu" or generation in SPLIT_GENERATIONS:
-            return cls()
-        if generation in UNSPLIT_GENERATIONS:
+        if hw.kind == "gpu" and generation in UNSPLIT_GENERATIONS:
             return cls(splits="grouped", max_splits=GROUPED_MAX_SPLITS)
-        return cls(splits="unknown")
+        return cls()
 
     @classmethod
     def may_borrow(cls, hw: Device, donor: Device, variant: str) -> bool:
@@ -275,9 +263,7 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         tiles: Tiles | None = None,
     ) -> OpTime:
         """`tiles`: how the kernel's query rows are cut, where that is known."""
-        if self.splits == "unknown" and work.kernel == "measured" and tiles is None:
-            return self._split_or_not(hw, work, working_set)
-        kv_dtype, kernel = work.kv_dtype, work.kernel
+        kv_dtype, law = work.kv_dtype, work.law
         batch, query_len, kv_len, num_heads, num_kv_heads, head_dim = arrays(*work[:6])
         if work.window is not None:  # in whole tiles, of which it begins within one
             kv_len = np.minimum(kv_len, work.window + self.window_tile_tokens)
@@ -300,19 +286,19 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
             working_set,
         )
         group = num_heads / np.maximum(num_kv_heads, 1.0)
-        if tiles is None:
-            further = np.maximum(query_len * group, QUERY_TILE_ROWS) - np.maximum(
+        rows = query_len * group
+        tiled = None
+        if law is not None and law.tiles:
+            tiled = _tiled(law, batch, query_len, group)
+            tiles = Tiles(tiled.per_kv_head, 1.0, tiled.reads, 0.0)
+        elif tiles is None:
+            further = np.maximum(rows, QUERY_TILE_ROWS) - np.maximum(
                 group, QUERY_TILE_ROWS
             )
-            if self.splits == "grouped":
-                reread = 0.0
-            else:
-                reread = work.reread
-            rows = np.ceil(query_len * group / QUERY_ROWS_PER_BLOCK)
             tiles = Tiles(
-                rows,
+                np.ceil(rows / QUERY_ROWS_PER_BLOCK),
                 1.0,
-                1.0 + reread * np.maximum(further, 0.0) / QUERY_TILE_ROWS,
+                1.0 + work.reread * np.maximum(further, 0.0) / QUERY_TILE_ROWS,
                 0.0,
             )
         bandwidth = self.bandwidth_efficiency * hw.memory_bytes_per_s
@@ -337,22 +323,25 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
 
         blocks = batch * num_kv_heads * tiles.count
         spread_s: Array = np.zeros(())
-        can_split = (group > 1.0) | (self.splits != "grouped" or kernel == "split")
-        if kernel == "measured" and self.splits == "grouped":
-            by_head = query_len > 1.0
-            in_tiles = np.ceil(query_len / HEAD_TILE_ROWS)
-            blocks = np.where(by_head, batch * num_heads * in_tiles, blocks)
-            can_split = can_split & ~by_head
-            block_s = (
-                4.0 * HEAD_TILE_ROWS * kv_len * head_dim / head_tile_flops_per_s(hw)
+        can_split = (group > 1.0) | (self.splits != "grouped")
+        if law is not None:
+            can_split = (
+                ((group > 1.0) | law.splits_single_heads)
+                & (query_len <= law.splits_to)
+                & (batch * num_kv_heads <= law.split_blocks)
             )
+        if law is not None and tiled is not None:
+            block_s = 4.0 * tiled.rows * kv_len * head_dim / tile_flops_per_s(hw, law)
             filling = blocks / hw.num_multiprocessors
+            deviation: Array = np.zeros(())
             if work.has_mixed_lengths:
                 num_waves, deviation = mean_waves(filling)
-                spread_s = np.where(by_head, block_s * deviation, 0.0)
             else:
                 num_waves = waves(filling, 1.0)
-            compute_s = np.where(by_head, block_s * num_waves, compute_s)
+            is_unsplit = tiled.is_several & ~can_split
+            spread_s = np.where(is_unsplit, block_s * deviation, 0.0)
+            of_tiles_s = block_s * np.where(is_unsplit, num_waves, filling)
+            compute_s = np.where(tiled.is_several, of_tiles_s, compute_s)
         busy_s, splitting_s = self._blocks(
             hw,
             blocks,
@@ -360,6 +349,7 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
             row_bytes,
             can_split=can_split,
             memory_s=memory_s,
+            law=law,
         )
         parts = self._splits(hw, batch * num_kv_heads, kv_len)
         moved = 2.0 * batch * num_kv_heads * (parts - 1.0) * tiles.part_bytes
@@ -371,30 +361,12 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         spread_s = spread_s * by_compute ** (self.ridge_power - 1.0)
         if self.row_factors:
             busy_s = busy_s * np.interp(
-                query_len * group,
+                rows,
                 np.arange(len(self.row_factors)) + 1.0,
                 self.row_factors,
             )
         overhead_s = self.overhead_s + np.where(kv_bytes > 0, splitting_s, 0.0)
         return OpTime(overhead_s + busy_s, memory_s, compute_s, overhead_s, spread_s)
-
-    def _split_or_not(
-        self, hw: Device, work: Attended, working_set: WorkingSet
-    ) -> OpTime:
-        """Time on a device whose library may split the context for several query tokens or not: the
-        geometric mean of both, each of which is one standard deviation away."""
-        always = msgspec.structs.replace(self, splits="always")
-        grouped = msgspec.structs.replace(
-            self, splits="grouped", max_splits=GROUPED_MAX_SPLITS
-        )
-        split = always.seconds(hw, work, working_set)
-        unsplit = grouped.seconds(hw, work, working_set)
-        is_one = as_array(work.query_len) <= 1.0
-        unsplit_s = np.where(is_one, split.time_s, unsplit.time_s)
-        middle_s = np.sqrt(split.time_s * unsplit_s)
-        apart = np.abs(np.log(unsplit_s / split.time_s)) / 2.0
-        spread_s = np.hypot(split.spread_s, middle_s * apart)
-        return split._replace(time_s=middle_s, spread_s=spread_s)
 
     def _splits(self, hw: Device, blocks: Array, kv_len: Array) -> Array:
         """Parts that each of so many blocks is split into, to fill the device."""
@@ -413,19 +385,18 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         *,
         can_split: Any,
         memory_s: Array,
+        law: KernelLaw | None = None,
     ) -> tuple[Array, Array]:
         """Time of reading the cache with so many blocks on the device's multiprocessors, and of
         splitting and combining."""
         slots = hw.num_multiprocessors * self.blocks_per_multiprocessor
         splits = np.where(can_split, self._splits(hw, blocks, kv_len), 1.0)
+        stream_bytes_per_s = self.stream_ratio * hw.memory_bytes_per_s / slots
+        if law is not None:
+            splits = np.minimum(splits, law.max_parts)
+            stream_bytes_per_s = law.block_bytes_per_s or stream_bytes_per_s
         filling = blocks * splits / slots
-        block_s = (
-            kv_len
-            / splits
-            * row_bytes
-            * slots
-            / (self.stream_ratio * hw.memory_bytes_per_s)
-        )
+        block_s = kv_len / splits * row_bytes / stream_bytes_per_s
         even_s = soft_max(
             memory_s, block_s * np.maximum(filling, 1.0), self.ridge_power
         )
@@ -515,11 +486,44 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         )
 
 
-def head_tile_flops_per_s(hw: Device) -> float:
-    """Rate of one multiprocessor in a block of one head's query tokens."""
+class Tiled(NamedTuple):
+    """How a kernel's law cuts query rows in tiles."""
+
+    rows: Any
+    """Rows of a tile, all of which are computed."""
+    per_kv_head: Any
+    """Tiles for each KV head."""
+    reads: Any
+    """How often they read the cache from memory."""
+    is_several: Any
+
+
+def _tiled(law: KernelLaw, batch: Any, query_len: Any, group: Any) -> Tiled:
+    """The least tile that holds the rows, or several of the largest. One token's heads share tiles
+    in every kernel."""
+    is_several = query_len > 1.0
+    per_token = group
+    heads: Array = np.ones(())
+    if not law.packs:
+        per_token = np.where(is_several, 1.0, group)
+        heads = np.where(is_several, group, 1.0)
+    rows = query_len * per_token
+    deciding = rows
+    if law.tile_of_batch:
+        deciding = (batch * query_len - batch + 1.0) * per_token
+    sizes = np.asarray(law.tiles)
+    places = np.searchsorted(sizes, np.minimum(deciding, sizes[-1]))
+    size = sizes[places]
+    count = np.ceil(rows / size)
+    further = np.where(is_several, count - 1.0, 0.0)
+    return Tiled(size, heads * count, 1.0 + law.reread * further, is_several)
+
+
+def tile_flops_per_s(hw: Device, law: KernelLaw) -> float:
+    """Rate of one multiprocessor in a tile of several query tokens."""
     listed = hw.compute_rate("bf16")
     whole = max(listed, TENSOR_RATIO * hw.flops_per_s.get("fp32", 0.0))
-    rate = min(HEAD_TILE_RATE * whole, HALVED_TILE_RATE * listed)
+    rate = min(law.rate * whole, HALVED_TILE_RATE * listed)
     return rate / hw.num_multiprocessors
 
 
@@ -588,11 +592,12 @@ def attention(
     *,
     count: Any = 1.0,
     factor: Any = 1.0,
-    is_expanded: bool = False,
+    is_prefill: bool = False,
 ) -> Op:
     """`count` layers of attention of `query_len` tokens per sequence over `kv_len` cached ones, or
-    a window of them. `is_expanded`: latents expanded to keys and values of each head, as in
-    prefill."""
+    a window of them. Prompts fill whatever tiles a kernel has; latents are expanded for them to keys
+    and values of each head. Where either of two kernels may run the time is the geometric mean of
+    both, each one standard deviation away."""
     hw, engine, precision = at
     kv_dtype = precision.kv_dtype
     curve = AttentionCurve.of(hw, kv_dtype)
@@ -618,17 +623,27 @@ def attention(
         window=None,
         kv_dtype=kv_dtype,
         kv_reads=engine.kernels.kv_reads,
-        kernel=engine.kernels.attention_kernel,
         reread=engine.kernels.query_tile_reread,
         has_mixed_lengths=engine.kernels.has_mixed_lengths,
     )
     own = None
-    if curve.splits != "grouped" and not is_expanded:
+    if curve.splits != "grouped" and not is_prefill:
         own = engine.kernels.split_attention_factor
     factor = factor * (engine.kernels.attention_factor if own is None else own)
-    if not is_expanded:
+    if not is_prefill:
         factor = factor * _last_wave(hw, engine, blocks=batch * work.num_kv_heads)
-    time = curve.seconds(hw, work)
+    laws = (tables().kernels["packed"],)
+    if not is_prefill:
+        layer = Layer(kv_dtype, float(work.head_dim), work.has_sinks)
+        laws = attention_path(engine, hw, layer).laws
+    first, *others = (curve.seconds(hw, work._replace(law=law)) for law in laws)
+    time = first
+    for other in others:
+        middle_s = np.sqrt(first.time_s * other.time_s)
+        apart = np.abs(np.log(other.time_s / first.time_s)) / 2.0
+        time = first._replace(
+            time_s=middle_s, spread_s=np.hypot(first.spread_s, middle_s * apart)
+        )
     basis = AttentionCurve.basis(hw, "attention", work, precision.narrow_cache)
     return operation(
         "attention",

@@ -149,7 +149,7 @@ def unmeasured(kernel: str, source: Source = "roofline") -> Basis:
     return Basis(kernel=kernel, source=source, relative_error=UNMEASURED_ERROR)
 
 
-SETTINGS = ("reread", "is_balanced", "weight_bytes")
+SETTINGS = ("law", "reread", "is_balanced", "weight_bytes")
 """Fields of works that are an engine's or a table's settings, and no part of a shape."""
 
 

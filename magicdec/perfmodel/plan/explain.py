@@ -26,7 +26,6 @@ from magicdec.perfmodel.intervals import (
     tokens_error,
     untimed,
 )
-from magicdec.perfmodel.kernels.attention import AttentionCurve
 from magicdec.perfmodel.kernels.gemm import GemmCurve
 from magicdec.perfmodel.plan.choice import (
     CaseChoice,
@@ -50,6 +49,7 @@ from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.trees import TREES_LOSE
 from magicdec.schema.plan import CaseAnswer, NeedsAcceptance, OfTask, Outlook
 from magicdec.schema.row import NO_GAIN, Candidate, Gain
+from magicdec.specs.attention_kernels import Layer, attention_path
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.speculation import (
     HEAD_METHODS,
@@ -253,10 +253,11 @@ def _kernels_notes(cases: list[Case]) -> Iterator[str]:
             f"no kernels were timed on {', '.join(names)}: times are estimates, 90 % of them within a factor "
             f"of {factor:.1f}"
         )
-    unknown = []
-    for hardware in unmeasured:
-        if AttentionCurve.of(hardware).splits == "unknown":
-            unknown.append(hardware.name)
+    unknown = [
+        case.hardware.name
+        for case in cases
+        if len(attention_path(case.engine, case.hardware, Layer()).laws) > 1
+    ]
     if unknown:
         yield (
             "whether attention of several tokens splits the context is not known on "

@@ -1,0 +1,203 @@
+"""The attention kernel that an engine runs on a device, and its law for several query tokens.
+
+`data/attention_kernels.toml` holds the kernels with their laws, and by engine, generation and
+version the kernel behind each backend, the order in which backends are tried, and the layers that
+they refuse. `attention_path` chooses; perfmodel/kernels/attention.py prices the law.
+"""
+
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from magicdec.files import converted, read_toml
+from magicdec.specs.device import Device, bytes_per_element
+from magicdec.specs.engine import EngineProfile, version_number
+
+KERNELS_FILE = Path(__file__).resolve().parent / "data" / "attention_kernels.toml"
+
+
+class KernelLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a kernel does with several query tokens of each sequence. One token is packed and split,
+    by the device's measured curve, unless a field says otherwise."""
+
+    title: str
+    packs: bool = True
+    """Whether the heads of a KV head share tiles; else each head has tiles of its own."""
+    splits_to: float = math.inf
+    """Most query tokens with which a sequence's context is split over blocks."""
+    splits_single_heads: bool = True
+    """Whether it is split where each head has a KV head of its own."""
+    split_blocks: float = math.inf
+    """Most blocks (sequences times KV heads) with which it is split."""
+    max_parts: float = math.inf
+    """Most parts of a context."""
+    tiles: tuple[float, ...] = ()
+    """Query rows of a tile, which computes all of them; the least that holds the rows is taken, of
+    the largest several. Empty: work grows evenly, and reading by the engine's
+    `query_tile_reread`."""
+    tile_of_batch: bool = False
+    """Whether the tile is chosen by the rows of the whole batch less one for each further sequence,
+    as in a plan that is captured."""
+    reread: float = 0.0
+    """Share of reading the cache that each tile beyond the first repeats."""
+    rate: float = 0.6
+    """Tiles' share of the tensor cores' whole rate."""
+    block_bytes_per_s: float | None = None
+    """Bytes of the cache that one block reads in a second. None: as in the device's curve."""
+    address: str = ""
+    """Where its code, or a timing, shows it."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A row that holds for an engine's versions on some generations of devices."""
+
+    engine: str
+    on: str = ""
+    """Generations; empty: any."""
+    since: str = ""
+    before: str = ""
+    address: str = ""
+
+    def holds(self, engine: str, version: str, generation: str) -> bool:
+        """Whether it is of a version ("": the newest) there."""
+        if engine != self.engine or (self.on and generation not in self.on.split()):
+            return False
+        number = version_number(version) or (math.inf,)
+        is_since = not self.since or number >= version_number(self.since)
+        return is_since and (not self.before or number < version_number(self.before))
+
+
+class BackendRow(Row, frozen=True, kw_only=True):
+    """The kernel behind a backend."""
+
+    backend: str
+    kernel: str
+    graphs: Literal["whole", "one_token"] = "whole"
+
+
+class DefaultRow(Row, frozen=True, kw_only=True):
+    """The backends that are tried, in this order."""
+
+    backends: tuple[str, ...]
+
+
+class Refusal(Row, frozen=True, kw_only=True):
+    """Layers that a backend does not take."""
+
+    backend: str
+    says: str
+    caches: str = ""
+    """Formats of the cache that it is of; empty: any."""
+    heads_above: int = 0
+    """Head sizes above it; 0: any."""
+    has_sinks: bool = False
+    """Whether it is of layers with sinks alone."""
+
+
+class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file of kernels."""
+
+    kernels: dict[str, KernelLaw]
+    backends: list[BackendRow]
+    defaults: list[DefaultRow]
+    refusals: list[Refusal]
+
+
+class Layer(NamedTuple):
+    """What a backend looks at in a layer of attention."""
+
+    kv_dtype: str = "bf16"
+    head_dim: float = 128
+    has_sinks: bool = False
+
+
+class AttentionPath(NamedTuple):
+    """The kernel of a layer's passes."""
+
+    backend: str
+    """The engine's name of it; "": it has none, or the device's is not known."""
+    laws: tuple[KernelLaw, ...]
+    """The kernel's law; two where either may be right."""
+    loses_graphs: float = 0.0
+    """Chance that a pass of several tokens replays no whole captured graph with it."""
+
+    @property
+    def title(self) -> str:
+        """Its kernel in words."""
+        return " or ".join(law.title for law in self.laws)
+
+
+@lru_cache(maxsize=1)
+def tables() -> Tables:
+    document = read_toml(KERNELS_FILE, "table of attention kernels")
+    return converted(document, Tables, where=str(KERNELS_FILE))
+
+
+def generation_of(hw: Device) -> str:
+    """The device's generation; Blackwell's chips without NVLink have kernels of their own."""
+    generation = hw.generation.lower()
+    if generation == "blackwell" and hw.link.topology != "nvlink":
+        return "blackwell-rtx"
+    return generation
+
+
+def backend_name(asked: str) -> str:
+    """A backend by the name of today ("FLASHINFER_VLLM_V1" was FLASHINFER's)."""
+    return asked.removesuffix("_VLLM_V1")
+
+
+def attention_path(engine: EngineProfile, hw: Device, layer: Layer) -> AttentionPath:
+    """The kernel that an engine runs on a device for a layer: the backend that it is asked for,
+    or the first of its list that takes the layer."""
+    of_engine = engine.kernels.attention_kernels
+    if not of_engine or hw.kind != "gpu":
+        return AttentionPath("", (tables().kernels["packed"],))
+    return _chosen(
+        of_engine,
+        engine.version,
+        generation_of(hw),
+        layer,
+        backend_name(engine.paths.attention_backend),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _chosen(
+    engine: str, version: str, generation: str, layer: Layer, asked: str
+) -> AttentionPath:
+    listed = [
+        row for row in tables().defaults if row.holds(engine, version, generation)
+    ]
+    candidates: list[str] = []
+    if listed:
+        candidates = list(listed[0].backends)
+    if asked:
+        candidates.insert(0, asked)
+    for backend in candidates:
+        if refusal_of(engine, version, generation, layer, backend) is not None:
+            continue
+        for row in tables().backends:
+            if row.backend == backend and row.holds(engine, version, generation):
+                law = tables().kernels[row.kernel]
+                loses = 1.0 if row.graphs == "one_token" else 0.0
+                return AttentionPath(backend, (law,), loses)
+    either = (tables().kernels["packed"], tables().kernels["fa2"])
+    narrow = bytes_per_element(layer.kv_dtype) < 2.0
+    return AttentionPath("", either, 0.5 if narrow else 0.0)
+
+
+def refusal_of(
+    engine: str, version: str, generation: str, layer: Layer, backend: str
+) -> Refusal | None:
+    """Why a backend does not take a layer; None: it does, as far as is known."""
+    for row in tables().refusals:
+        if row.backend != backend or not row.holds(engine, version, generation):
+            continue
+        is_of_cache = not row.caches or layer.kv_dtype in row.caches.split()
+        is_of_heads = layer.head_dim > row.heads_above
+        if is_of_cache and is_of_heads and (layer.has_sinks or not row.has_sinks):
+            return row
+    return None
