@@ -55,14 +55,10 @@ from magicdec.perfmodel.acceptance.belief import (
     shares_of,
     widths_of,
 )
+from magicdec.perfmodel.acceptance.believed import USUAL_DEPTHS
 
 KIND_OF = {"eagle1": "eagle", "draft-model": "full"}
 """Kinds by the names that the rest of the program uses."""
-
-ASSUMED_GAMMA = {
-    "eagle3": 3, "head": 5, "mtp": 3, "block": 7, "model": 8, "lookup": 10, "self": 4, "mixed": 8
-}  # fmt: skip
-"""Gamma of a chain whose source does not say it."""
 
 ASSUMED_TREE_DEPTH = {"eagle3": 7}
 
@@ -289,7 +285,7 @@ def _counts_drafted_steps(definition: str) -> bool:
 
 
 def _assumed_gamma(group: str, *, is_tree: bool) -> int:
-    usual = ASSUMED_GAMMA[group]
+    usual = USUAL_DEPTHS[group]
     if is_tree:
         return ASSUMED_TREE_DEPTH.get(group, usual)
     return usual

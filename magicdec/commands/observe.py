@@ -13,6 +13,7 @@ from magicdec.commands import options
 from magicdec.commands.options import OutputFormat, console, option, print_as, require
 from magicdec.errors import ConfigError, ServerError
 from magicdec.progress import shown_progress
+from magicdec.specs.speculation import MAX_GAMMA
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
@@ -51,6 +52,15 @@ class ObserveOptions:
     ] = None
     draft_budget: Annotated[
         int | None, option("KV slots that a sparse draft reads.", min=1)
+    ] = None
+    gamma: Annotated[
+        int | None,
+        option(
+            "Drafted tokens per step, where it tells only an accept length; default: the draft's usual "
+            "number.",
+            min=1,
+            max=MAX_GAMMA,
+        ),
     ] = None
     model: Annotated[
         str | None, option("The target, as plans call it; default: the server's name.")
@@ -110,6 +120,7 @@ def observe_command(asked: ObserveOptions) -> None:
     requested = _requested_draft(asked)
     from magicdec.live.forms import read_files
     from magicdec.live.http import parse_address
+    from magicdec.live.profile import weighed
 
     paths = [Path(each) for each in asked.source]
     observation: Observation | None = None
@@ -129,8 +140,9 @@ def observe_command(asked: ObserveOptions) -> None:
             _watch(where, view, asked)
             return
         observation = _look(where, asked)
-    _print_observation(observation, view, asked.output_format)
     drafted_by = agreed(requested, observation.announced)
+    observation = weighed(observation, drafted_by, asked.gamma)
+    _print_observation(observation, view, asked.output_format)
     require(
         not drafted_by.is_assumed or (asked.output is None and asked.records is None),
         "the log does not say what drafts: say it with --draft",
@@ -259,7 +271,8 @@ def _watch(where: Address, view: View, asked: ObserveOptions) -> None:
     from rich.text import Text
 
     from magicdec.live.metrics import choose_target
-    from magicdec.live.observation import observe
+    from magicdec.live.observation import agreed, observe
+    from magicdec.live.profile import weighed
     from magicdec.live.show import trend_lines, windows
 
     history: list[Observation] = []
@@ -285,9 +298,9 @@ def _watch(where: Address, view: View, asked: ObserveOptions) -> None:
                 missed=missed,
             ):
                 try:
-                    history.append(
-                        observe(taken, choose_target(taken[-1], asked.target))
-                    )
+                    seen = observe(taken, choose_target(taken[-1], asked.target))
+                    draft = agreed(view.draft, seen.announced)
+                    history.append(weighed(seen, draft, asked.gamma))
                     show(view.lines(history[-1], with_setting=False))
                 except (ConfigError, ServerError) as error:
                     show([str(error)])  # no load yet, no draft yet, or no model yet

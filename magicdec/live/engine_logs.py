@@ -491,7 +491,7 @@ def read_sglang_log(text: str) -> Readings:
         elif "server_args=" in line:
             arguments = line
     interval = int(_argument(arguments, "decode_log_interval") or SGLANG_INTERVAL)
-    gamma, is_assumed = _sglang_gamma(arguments, [numbers for _, numbers in batches])
+    gamma = _sglang_gamma(arguments, [numbers for _, numbers in batches])
     readings = []
     for engine, numbers in batches:
         if numbers.number("running"):
@@ -514,7 +514,6 @@ def read_sglang_log(text: str) -> Readings:
         model=printable(_argument(arguments, "model_path")),
         draft=draft,
         gamma=gamma,
-        is_gamma_assumed=is_assumed,
         faults=tuple(faults),
     )
 
@@ -527,19 +526,17 @@ def _argument(arguments: str, name: str) -> str:
     return next(filter(None, argument.groups()), "")
 
 
-def _sglang_gamma(
-    arguments: str, batches: Sequence[LineNumbers]
-) -> tuple[int | None, bool]:
+def _sglang_gamma(arguments: str, batches: Sequence[LineNumbers]) -> int | None:
     """Drafted tokens of a step: as the server was started, or from the accept length over the accept
-    rate. Releases divide by the verified tokens, gamma + 1, or leave the added token out of both.
-    And whether it is the least with which that length is possible."""
+    rate; None: neither is there. Releases divide by the verified tokens, gamma + 1, or leave the
+    added token out of both."""
     for name, more in (
         ("speculative_num_draft_tokens", 1),
         ("speculative_num_steps", 0),
     ):
         given = _argument(arguments, name)
         if given.isdecimal() and int(given) > more:
-            return min(int(given) - more, MAX_POSITIONS), False
+            return min(int(given) - more, MAX_POSITIONS)
     pairs = []
     longest = 0.0
     for numbers in batches:
@@ -549,8 +546,6 @@ def _sglang_gamma(
             longest = max(longest, length)
         if length is not None and rate:
             pairs.append((length, rate))
-    if longest == 0.0:
-        return None, False
     candidates = []
     for added, more in ((0.0, 1), (1.0, 0)):
         ratios = [(length - added) / rate for length, rate in pairs]
@@ -560,8 +555,8 @@ def _sglang_gamma(
             candidates.append((statistics.fmean(missed), depth - more))
     for _, gamma in sorted(candidates):
         if gamma + 1 >= longest:
-            return min(gamma, MAX_POSITIONS), False
-    return min(max(math.ceil(longest) - 1, 1), MAX_POSITIONS), True
+            return min(gamma, MAX_POSITIONS)
+    return None
 
 
 def _sglang_reading(

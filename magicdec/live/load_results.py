@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from magicdec.errors import ConfigError
 from magicdec.live.benchmark_results import (
     TimedRequest,
     requests_of_aiperf,
@@ -26,7 +27,7 @@ from magicdec.live.benchmark_results import (
 )
 from magicdec.live.engine_logs import UNDRAFTED, number_in
 from magicdec.live.metrics import NOT_TOLD, SGLANG, TRTLLM, VLLM, Series
-from magicdec.live.observation import UNNAMED, CounterIncreases
+from magicdec.live.observation import UNNAMED, CounterIncreases, check_time
 from magicdec.live.reading import Reading, Readings
 from magicdec.perfmodel.acceptance.files import histogram_survivors
 from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
@@ -112,15 +113,18 @@ class LoadRun:
         """Adds a number under any of its names; the first one counts."""
         plain, told = _plain(name)
         position = POSITION.match(plain)
-        if value is None or not math.isfinite(value) or value < 0.0:
+        if value is None or not math.isfinite(value):
             return
         if position is not None and int(position[1]) < MAX_POSITIONS:
             self.by_position.setdefault(int(position[1]), value / 100.0)
         key = KEYS.get(plain)
         if key is None or key in self.numbers:
             return
+        if value < 0.0 or (key == "accept_length" and 0.0 < value < 1.0):
+            raise ConfigError(f"{plain}: {value:g} is none that a run has")
         if key in TIMES:
             usual = 1.0 if key == "duration" else MILLI
+            check_time(plain, value)  # before a unit that makes it 0
             value *= UNITS.get(unit or told, usual)
         self.numbers[key] = value
 
@@ -216,44 +220,31 @@ def _draft_counts(run: LoadRun, after_first: float) -> dict[str, Any]:
 
 def _readings(runs: Sequence[LoadRun]) -> Readings:
     readings = []
-    longest = 0.0
     for run in runs:
         reading = reading_of(run)
         if reading is not None:
             readings.append(reading)
-        longest = max(longest, run.numbers.get("accept_length", 0.0))
     first = runs[0] if runs else LoadRun()
     notes = []
     if len(readings) > 1:
         notes.append(f"{len(readings)} runs are taken together, whatever their loads")
-    gamma = _depth(readings, longest)
-    is_assumed = longest > 1.0 and not any(
-        reading.counts.draft_tokens for reading in readings
-    )
-    if is_assumed:
-        notes.append(
-            f"drafted tokens per step are not told: at least {gamma}, and nothing deeper is weighed"
-        )
     return Readings(
         series=ENGINES.get(first.engine, NOT_TOLD),
         unit="runs",
         readings=readings,
         model=first.model,
         draft=UNNAMED,
-        gamma=gamma,
-        is_gamma_assumed=is_assumed,
+        gamma=_depth(readings),
         notes=tuple(notes),
     )
 
 
-def _depth(readings: Sequence[Reading], longest: float) -> int | None:
-    """Drafted tokens of a step; where only accepted ones are stated, the fewest that these need."""
+def _depth(readings: Sequence[Reading]) -> int | None:
+    """Drafted tokens of a step; None: only accepted ones are stated."""
     for reading in readings:
         counts = reading.counts
         if counts.draft_tokens and counts.drafts:
             return max(round(counts.draft_tokens / counts.drafts), 1)
-    if longest > 0.0:
-        return min(max(math.ceil(longest) - 1, 1), MAX_POSITIONS)
     return None
 
 
@@ -431,5 +422,5 @@ def _with_drafts(logged: Readings, drafted: Sequence[Reading]) -> Readings:
         unit="requests",
         number=len(drafted),
         readings=readings,
-        gamma=_depth(drafted, 0.0),
+        gamma=_depth(drafted),
     )

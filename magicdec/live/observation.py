@@ -25,6 +25,7 @@ from magicdec.errors import ConfigError, ServerError, unknown_choice
 from magicdec.live.metrics import DRAFT_INFO, Scrape, Target, cache_tokens, restarted
 from magicdec.naming import draft_name
 from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
+from magicdec.schema.record import LARGEST_NUMBER
 from magicdec.specs.speculation import (
     DRAFT_METHODS,
     LOOKUP_METHODS,
@@ -36,6 +37,11 @@ from magicdec.specs.speculation import (
 
 MAX_COUNTED_CONTEXT = 10**9
 """Tokens of a sequence at most, in what a server counts and a user says."""
+COUNTED = 1.02
+"""Accepted tokens over drafted ones, up to which it is rounding."""
+SHORTEST_S = 1e-7
+LONGEST_S = 1e7
+"""Times of a step, a token or a prompt, with room."""
 DATA_PARALLEL_LABEL = "dp_rank"
 """SGLang's label of schedulers that share its address and its counters, each with its own batch."""
 
@@ -214,7 +220,7 @@ class Observation:
     announced: ServedDraft | None = None
     """The draft that the server's own metrics, or its log, name."""
     is_gamma_assumed: bool = False
-    """Whether gamma is not told, and the least with which the tokens per step are possible."""
+    """Whether gamma is not told, and the draft's usual one."""
     form: str = ""
     """The form of what was read, where that is no live metrics."""
     unit: str = "scrapes"
@@ -280,6 +286,42 @@ class Observation:
         return _ratio(self.counts.output_tokens, self.window_s)
 
 
+def check_counts(counts: CounterIncreases, gamma: int | None) -> None:
+    """Raises ConfigError for what no engine counts, naming it; `gamma` None: not told."""
+    for counter in fields(counts):
+        if counter.name != "accepted_by_position":
+            value = getattr(counts, counter.name)
+            name = counter.name.replace("_", " ")
+            if value is not None and not 0.0 <= value <= LARGEST_NUMBER:
+                raise ConfigError(f"{name}: {value:g} is no count that an engine has")
+    times = {
+        "time per output token": counts.tpot_s,
+        "time of a step": counts.step_s,
+        "time to the first token": counts.ttft_s,
+    }
+    for name, seconds in times.items():
+        check_time(name, seconds)
+    accepted = counts.accepted
+    drafted = counts.draft_tokens
+    if not accepted:
+        return
+    # rounded counts of a log, and steps that a scrape cuts
+    most = COUNTED * (drafted or math.inf) + (gamma or 1)
+    if accepted > most:
+        raise ConfigError(f"{accepted:g} tokens accepted of {drafted:g} drafted")
+    if gamma and counts.drafts and accepted > COUNTED * gamma * counts.drafts + gamma:
+        length = 1.0 + accepted / counts.drafts
+        raise ConfigError(
+            f"an accept length of {length:.2f} with {gamma} drafted tokens: a step makes {gamma + 1} at most"
+        )
+
+
+def check_time(name: str, seconds: float | None) -> None:
+    """Raises ConfigError for a time that nothing takes; 0 stands for none."""
+    if seconds and not SHORTEST_S <= seconds <= LONGEST_S:
+        raise ConfigError(f"{name}: {seconds:g} s is no time that an engine takes")
+
+
 def observe(scrapes: Sequence[Scrape], target: Target) -> Observation:
     """Observes one engine over the scrapes, which are in order.
 
@@ -319,6 +361,9 @@ def observe(scrapes: Sequence[Scrape], target: Target) -> Observation:
         announced=announced(scrapes[-1], target),
         notes=_on_ranks(scrapes[-1], target),
     )
+    # an engine that counts drafts alone emits tokens in other windows than it counts them
+    if target.series.counters.get("accepted") is not None:
+        check_counts(observation.counts, observation.gamma)
     length = observation.context_len or 0.0
     if length > MAX_COUNTED_CONTEXT:
         raise ServerError(

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from magicdec.counts import Counts, clustered_stderr, constant_rate
+from magicdec.counts import CAUSES, Counts, clustered_stderr, constant_rate
 from magicdec.errors import ConfigError
 from magicdec.live.observation import CounterIncreases, Observation, ServedDraft
+from magicdec.live.reading import summed
 from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
-from magicdec.perfmodel.acceptance.believed import kind_of, told_gammas
+from magicdec.perfmodel.acceptance.believed import (
+    kind_of,
+    told_gammas,
+    usual_depth,
+)
 from magicdec.perfmodel.acceptance.fit import (
     MeasuredRates,
     Measurement,
@@ -22,10 +28,101 @@ from magicdec.perfmodel.acceptance.fit import (
 from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
 from magicdec.schema.record import Record, current_environment
 
+ODD = 0.5
+"""An engine whose first drafts are accepted less than this share of the others' times is no part of their
+mean."""
+SURELY = 4.0
+"""Standard deviations by which it must be so."""
 BY_SEQUENCE = ("sequences", "requests")
 """Segments that are of one sequence each."""
 MIN_DRAFTS = 20
 """Fewer drafts than this say next to nothing; a profile is not written from them."""
+
+
+def weighed(
+    observation: Observation, draft: ServedDraft, gamma: int | None = None
+) -> Observation:
+    """The observation as this draft's, with its drafted tokens per step and without engines at which it
+    does not work; `gamma`: as the user gives it."""
+    return without_odd_engines(at_depth(observation, draft, gamma), draft)
+
+
+def at_depth(
+    observation: Observation, draft: ServedDraft, given: int | None = None
+) -> Observation:
+    """The observation with its drafted tokens per step, where it does not tell them: those given, else
+    the draft's usual ones.
+
+    Raises ConfigError where it tells others, or made more tokens than that.
+    """
+    tokens = observation.counts.tokens_per_step
+    if not observation.is_speculative or tokens is None:
+        return observation
+    told = observation.gamma
+    if told is not None:
+        if given not in (None, told):
+            raise ConfigError(
+                f"it tells of {told} drafted tokens per step, not {given}: leave --gamma out"
+            )
+        return observation
+    drafts = observation.counts.drafts or 1.0
+    length = 1.0 + (observation.counts.accepted or 0.0) / drafts
+    least = max(math.ceil(round(length, 6)) - 1, 1)
+    if given is not None and given < least:
+        raise ConfigError(
+            f"--gamma {given}: {length:.2f} tokens per step take {least} drafted ones at least"
+        )
+    gamma = given or max(usual_depth(draft.name, draft.method), least)
+    notes = observation.notes
+    if given is None:
+        notes += (
+            f"drafted tokens per step are not told: {gamma} assumed, the usual number (--gamma)",
+        )
+    return replace(
+        observation,
+        load=replace(observation.load, gamma=min(gamma, MAX_POSITIONS)),
+        is_gamma_assumed=given is None,
+        notes=notes,
+        parts=tuple(
+            replace(part, load=replace(part.load, gamma=gamma))
+            for part in observation.parts
+        ),
+    )
+
+
+def without_odd_engines(observation: Observation, draft: ServedDraft) -> Observation:
+    """The observation without the engines whose drafts are hardly accepted while the others' are, which
+    it names: a mean over both is neither's."""
+    counted = []
+    for part in observation.parts:
+        measured = rates(part, draft) if part.is_speculative else None
+        if measured is not None and measured.trials[0] >= MIN_DRAFTS:
+            counted.append((part, measured.rates[0], measured.trials[0]))
+    odd = []
+    faults = []
+    for part, rate, trials in counted:
+        others = [(each, tried) for other, each, tried in counted if other is not part]
+        tried = math.fsum(each for _, each in others)
+        if draft.may_be_absent or not tried:
+            continue
+        usual = math.fsum(each * weight for each, weight in others) / tried
+        error = math.sqrt(max(rate * (1.0 - rate), 1.0 / trials) / trials)
+        if rate + SURELY * error < ODD * usual:
+            odd.append(part)
+            faults.append(
+                f"engine {part.target.replica} accepts {rate:.0%} of its first drafts, the others "
+                f"{usual:.0%}; all below is of the others; {CAUSES}"
+            )
+    rest = [part for part in observation.parts if part not in odd]
+    if not odd or not rest:
+        return observation
+    return replace(
+        summed(rest),
+        parts=observation.parts,
+        faults=(*faults, *observation.faults),
+        notes=observation.notes,
+        is_gamma_assumed=observation.is_gamma_assumed,
+    )
 
 
 def measurements(

@@ -22,9 +22,10 @@ from magicdec.live.observation import (
     MeanGauges,
     Observation,
     ServedDraft,
+    check_counts,
+    check_time,
     mean_of_known,
 )
-from magicdec.schema.record import LARGEST_NUMBER
 
 IDLE = 3.0
 """A step that takes so many times the median of the others spans idle time."""
@@ -63,8 +64,6 @@ class Readings:
     draft: ServedDraft | None = None
     """The draft that the log names."""
     gamma: int | None = None
-    is_gamma_assumed: bool = False
-    """Whether that is the least with which its tokens per step are possible."""
     faults: tuple[str, ...] = ()
     """Faults that it tells of, in sentences."""
     notes: tuple[str, ...] = ()
@@ -79,10 +78,9 @@ def observation_of(logged: Readings) -> Observation:
         raise ConfigError(f"this {logged.form} tells of no decoding")
     by_engine: dict[str, list[Reading]] = {}
     for reading in logged.readings:
-        counts = reading.counts
-        for value in (counts.accepted, counts.drafts, counts.output_tokens):
-            if value is not None and not 0.0 <= value <= LARGEST_NUMBER:
-                raise ConfigError(f"it counts {value:g} tokens, which no engine has")
+        check_counts(reading.counts, logged.gamma)
+        check_time("time of a step", reading.step_s)
+        check_time("duration", reading.seconds)
         length = reading.context_len
         if length is not None and length > MAX_COUNTED_CONTEXT:
             raise ConfigError(
@@ -140,7 +138,6 @@ def _of_engine(
         window_s=window_s,
         num_scrapes=logged.number or len(readings),
         announced=logged.draft,
-        is_gamma_assumed=logged.is_gamma_assumed,
         form=logged.form,
         unit=logged.unit,
         faults=logged.faults,

@@ -156,7 +156,8 @@ class View:
         step_s = counts.step_s
         head: list[str] = []
         if observation.is_speculative and counts.tokens_per_step is not None:
-            of = f" ({observation.gamma} drafted)" if observation.gamma else ""
+            assumed = ", assumed" if observation.is_gamma_assumed else ""
+            of = f" ({observation.gamma} drafted{assumed})" if observation.gamma else ""
             head.append(f"{counts.tokens_per_step:.2f} tokens per step{of}")
         speed = observation.tokens_per_s
         if speed:
@@ -326,7 +327,10 @@ def _acceptance_lines(observation: Observation, draft: ServedDraft) -> list[str]
         cells = []
         for rate, error in zip(measured.rates, measured.stderr, strict=True):
             cells.append(f"{rate:.3f}±{Z_90 * error:.3f}")
-        lines.append(_row("accepted", f"{'  '.join(cells)} by position"))
+        of = f"{'  '.join(cells)} by position"
+        if not counts.accepted_by_position:
+            of = f"{cells[0]} at each of {len(cells)} positions"
+        lines.append(_row("accepted", of))
     return lines
 
 
@@ -442,8 +446,7 @@ def notes(observation: Observation, draft: ServedDraft) -> list[str]:
         )
     elif not counts.accepted_by_position:
         texts.append(
-            "this engine does not count by position: the rate shown is one for all positions, "
-            "with the same tokens per step"
+            "it does not count by position: the rate is one for all, with the same tokens per step"
         )
     is_live = not observation.form or observation.unit == "scrapes"
     if is_live and observation.is_speculative and counts.requests is None:

@@ -3,17 +3,20 @@ near its ceiling, which recommends nothing deeper."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import magicdec
 from magicdec.errors import ConfigError
 from magicdec.live.check import AskedLoad, Check, check_command
 from magicdec.live.forms import read_files
-from magicdec.live.profile import acceptance_profile
+from magicdec.live.observation import parse_draft
+from magicdec.live.profile import acceptance_profile, at_depth
 from magicdec.perfmodel.acceptance.believed import most_tokens
 from magicdec.specs.serve_command import read_serve_command
 
@@ -209,10 +212,24 @@ def test_nothing_deeper_is_planned_where_the_depth_was_assumed(
 ) -> None:
     path = tmp_path / "report.txt"
     path.write_text(REPORT.format(length=length))
-    observation = read_files([path])
-    assert observation.is_gamma_assumed
-    assert observation.announced is not None
-    profile = acceptance_profile(
-        observation, observation.announced, model="qwen3-8b", context=1024.0
-    )
-    assert profile.max_gamma == observation.gamma
+    seen = read_files([path])
+    for name, usual in (("dflash", 15), ("dspark", 7), ("eagle3", 3)):
+        draft = parse_draft(name)
+        observation = at_depth(seen, draft)
+        assert observation.is_gamma_assumed
+        assert observation.gamma == max(usual, math.ceil(length) - 1)
+        profile = acceptance_profile(
+            observation, draft, model="qwen3-8b", context=1024.0
+        )
+        assert profile.max_gamma == observation.gamma
+        tokens, _ = profile.tokens_per_step(
+            budget=1024.0, context=1024.0, gamma=np.arange(1, observation.gamma + 1)
+        )
+        assert tokens.max() <= length * 1.01
+    given = at_depth(seen, parse_draft("dflash"), 7)
+    assert (given.gamma, given.is_gamma_assumed) == (7, False)
+    if length > 2.0:
+        with pytest.raises(ConfigError, match=r"--gamma 1: .* at least"):
+            at_depth(seen, parse_draft("dflash"), 1)
+    with pytest.raises(ConfigError, match="tells of 7 drafted tokens"):
+        at_depth(given, parse_draft("dflash"), 8)

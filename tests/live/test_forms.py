@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,8 @@ import pytest
 from magicdec.errors import ConfigError
 from magicdec.live.advice import Serving
 from magicdec.live.forms import JSON_FORMS, TEXT_FORMS, form_of, looks_like, read_files
-from magicdec.live.observation import parse_draft
-from magicdec.live.profile import rates
+from magicdec.live.observation import agreed, parse_draft
+from magicdec.live.profile import rates, weighed
 from magicdec.live.show import View
 from tests.live.servers import Vllm, random_requests
 
@@ -407,6 +408,31 @@ def test_one_scrape_is_all_since_the_start_and_engines_are_summed(tmp_path):
     assert "since the server started" in "\n".join(View().lines(seen))
 
 
+@pytest.mark.parametrize("first", [0.08, 0.5, 0.7])
+def test_an_engine_whose_draft_does_not_work_is_named_and_left_out(tmp_path, first):
+    """One of three accepts 8 % of its first tokens, or as many as another text might."""
+    server = Vllm(engines=("0", "1", "2"))
+    sound = []
+    for engine in ("0", "1", "2"):
+        rates_of = (first if engine == "1" else 0.7, 0.6, 0.5)
+        requests = random_requests(int(engine), rates=rates_of)
+        server.serve(requests, engine=engine)
+        if engine != "1":
+            sound += [each for request in requests for each in request.accepted]
+    draft = parse_draft("eagle3")
+    seen = weighed(read(tmp_path, server.scrape()), draft)
+    lines = "\n".join(View(draft=draft).lines(seen))
+    assert len(seen.parts) == 3
+    if first > 0.3:
+        assert "of its first drafts" not in lines
+        return
+    named = lines.splitlines()[1]
+    assert re.match(
+        r"  wrong: engine 1 accepts (?:[5-9]|1\d) % of its first dra", named
+    )
+    assert seen.counts.tokens_per_step == pytest.approx(1 + np.mean(sound))
+
+
 def test_lines_that_a_page_broke_are_put_together(tmp_path):
     steps = Steps()
     broken = v1_32(steps).replace(", ", ",\n")
@@ -476,6 +502,7 @@ def test_the_page_shows_each_form_and_what_its_sample_answers():
         assert form is not None
         assert form.name == name
         seen = read_files([SAMPLES / sample])
+        seen = weighed(seen, agreed(None, seen.announced))
         answer = "\n".join(f"    {line}" for line in View().lines(seen)[:2])
         assert f"| {name} | " in page
         assert f"observe docs/samples/logs/{sample}\n{answer}\n" in page

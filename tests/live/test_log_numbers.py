@@ -290,10 +290,12 @@ def test_what_the_start_of_servers_tells() -> None:
 
 @pytest.mark.parametrize(("arguments", "gamma"), [
     ("speculative_num_draft_tokens=4", 3), ("speculative_num_draft_tokens=1, speculative_num_steps=2", 2),
-    ("speculative_num_steps=5", 5), ("speculative_num_steps=0", 4), ("", 4),
+    ("speculative_num_steps=5", 5), ("speculative_num_steps=0", None), ("", None),
 ])  # fmt: skip
-def test_sglangs_own_setting_of_gamma_counts_first(arguments: str, gamma: int) -> None:
-    """Else the fewest that its longest accepted length needs."""
+def test_sglangs_own_setting_of_gamma_counts_first(
+    arguments: str, gamma: int | None
+) -> None:
+    """Else accept length and rate tell it; a length alone does not."""
     lines = [f"Decode batch, #running-req: 1, accept len: {length}" for length in (2.0, 4.2)]  # fmt: skip
     text = "\n".join([f"server_args=ServerArgs({arguments})", *lines])
     assert read_sglang_log(text).gamma == gamma
@@ -364,11 +366,8 @@ Mean TPOT (ms): 20.0
 Accept length: 2.5
 """
     one = load_results.read_report(report)
-    assert one.gamma == 2
-    assert one.notes == (
-        "drafted tokens per step are not told: at least 2, and nothing deeper is weighed",
-    )
-    assert one.is_gamma_assumed
+    assert one.gamma is None
+    assert one.notes == ()
     two = load_results.read_report(report * 2)
     assert two.notes[0] == "2 runs are taken together, whatever their loads"
     assert len(two.readings) == 2
@@ -444,15 +443,20 @@ def test_engines_side_by_side_are_summed_and_their_batches_averaged() -> None:
     assert observation_of(Readings(series=VLLM, readings=some)).own_tokens_per_s is None  # fmt: skip
 
 
-@pytest.mark.parametrize(("fields", "is_refused"), [
-    ({"accepted": -1.0}, True), ({"drafts": 1e300}, True), ({"output_tokens": 5.0}, False), ({"accepted": 0.0}, False),
+@pytest.mark.parametrize(("fields", "refusal"), [
+    ({"accepted": -1.0}, "accepted: -1 is"), ({"drafts": 1e300}, "drafts: 1e"), ({"output_tokens": 5.0}, ""),
+    ({"accepted": 0.0}, ""), ({"ttft_sum": 1e-320, "ttft_count": 1.0}, "time to the first token: 9.99"),
+    ({"accepted": 50.0, "draft_tokens": 40.0, "drafts": 20.0}, "50 tokens accepted of 40 drafted"),
+    ({"accepted": 40.0, "draft_tokens": 40.0, "drafts": 20.0}, ""),
+    ({"accepted": 84.0, "drafts": 20.0}, "accept length of 5.20 with 3 drafted tokens: a step makes 4 at most"),
+    ({"accepted": 60.0, "drafts": 20.0}, ""), ({"requests": -2.0}, "requests: -2 is"),
 ])  # fmt: skip
-def test_counts_that_no_engine_has_are_refused(
-    fields: dict[str, float], is_refused: bool
+def test_counts_that_no_engine_has_are_refused_by_name(
+    fields: dict[str, float], refusal: str
 ) -> None:
-    series = Readings(series=VLLM, readings=[Reading(counts=CounterIncreases(**fields))])  # fmt: skip
-    if is_refused:
-        with pytest.raises(ConfigError, match="no engine has"):
+    series = Readings(series=VLLM, readings=[Reading(counts=CounterIncreases(**fields))], gamma=3)  # fmt: skip
+    if refusal:
+        with pytest.raises(ConfigError, match=refusal):
             observation_of(series)
     else:
         assert observation_of(series)
@@ -488,10 +492,16 @@ def test_a_number_is_known_by_any_of_its_names_and_units(
     assert result.numbers == expected
     result.add(name, value * 2)
     assert result.numbers == expected  # the first one counts
-    for nothing in (None, -1.0, math.nan, math.inf):
+    for nothing in (None, math.nan, math.inf):
         empty = load_results.LoadRun()
         empty.add(name, nothing)
         assert empty.numbers == {}
+    if key is not None:
+        with pytest.raises(ConfigError, match="-1 is none that a run has"):
+            load_results.LoadRun().add(name, -1.0)
+    if key in load_results.TIMES:
+        with pytest.raises(ConfigError, match="is no time that an engine takes"):
+            load_results.LoadRun().add(name, 1e-320)
 
 
 @given(

@@ -82,6 +82,11 @@ DEEPEST = {
 }  # fmt: skip
 """Deepest gamma that several sources count, by group of drafts."""
 
+USUAL_DEPTHS = {
+    "eagle3": 3, "head": 5, "mtp": 3, "block": 7, "model": 8, "lookup": 10, "self": 4, "mixed": 8
+}  # fmt: skip
+"""Gamma of a chain whose source does not say it, by group of drafts."""
+
 
 FAR = 8.0
 """Times the trained length at which the growth with the context is read."""
@@ -543,6 +548,13 @@ def completed(profile: P, question: Question, *, num_given: int = 0) -> P:
     else:
         beyond = Beyond(position=position, slope=slope, error=error)
     return msgspec.structs.replace(profile, beyond=beyond)
+
+
+def usual_depth(draft: str, method: str) -> int:
+    """The gamma of a draft whose source does not say it: the block that such heads are trained for, else
+    the usual one of its group."""
+    kind = METHODS.get(kind_of(draft, method), METHODS["full"])
+    return kind.head_most_drafts or USUAL_DEPTHS[kind.group]
 
 
 @cache
