@@ -37,7 +37,6 @@ from magicdec.perfmodel.intervals import (
 )
 from magicdec.perfmodel.plan.drafts import check_profiles
 from magicdec.perfmodel.plan.request import deepest_gamma
-from magicdec.perfmodel.plan.search import is_sure_depth
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.reports.deployment import Deployment
@@ -186,8 +185,7 @@ class GammaChoice:
     gain_low: float
     gain_high: float
     is_sure_depth: bool
-    """Whether it is no deeper than is best where a cost that reports disagree on is dearer, and than
-    the acceptance tells of."""
+    """Whether it is no deeper than the acceptance tells of."""
     is_offered: bool = True
     """Whether the engine drafts so many: of some drafts it takes their whole block alone."""
 
@@ -263,8 +261,8 @@ def _around(value: float) -> tuple[int, ...]:
 
 
 def best_of(choices: Sequence[GammaChoice], in_use: int = 0) -> GammaChoice:
-    """The choice that gains most of those that are surely no deeper than is best, or than what is in
-    use."""
+    """The choice that gains most of those that are no deeper than the acceptance tells of, or than
+    what is in use."""
     weighed = []
     for choice in choices:
         is_weighed = choice.is_sure_depth or choice.gamma <= in_use
@@ -328,7 +326,6 @@ def choices_at(
         high = gains * width
         low[0] = 1.0 / speedup_high[over]
         high[0] = 1.0 / speedup_low[over]
-    is_sure = prediction.full(is_sure_depth(prediction))
     speculation = situation.setup.speculation
     draft = situation.setup.engine.draft(speculation.draft, speculation.draft_method)
     block = acceptance.most_drafts or situation.gamma
@@ -342,7 +339,7 @@ def choices_at(
             gain=gains[gamma].item(),
             gain_low=low[gamma].item(),
             gain_high=high[gamma].item(),
-            is_sure_depth=is_sure[gamma].item() and acceptance.tells_of(gamma),
+            is_sure_depth=acceptance.tells_of(gamma),
             is_offered=is_offered,
         )
         choices.append(choice)

@@ -22,7 +22,7 @@ from magicdec.counts import Array
 from magicdec.perfmodel.drafting import Block, Draft, PrefillPrompts, draft_of
 from magicdec.perfmodel.drafting.base import StagedPass, launches, uncaptured
 from magicdec.perfmodel.forward import Pass, forward_pass, prefill
-from magicdec.perfmodel.hybrids import launched, read_again
+from magicdec.perfmodel.hybrids import launched
 from magicdec.perfmodel.kernels.links import Message, send
 from magicdec.perfmodel.kernels.op import ForwardTime, GridPlaces, Op, fixed
 from magicdec.perfmodel.kernels.profile import HardwareProfile
@@ -250,7 +250,6 @@ class _StepParts(Block, frozen=True, kw_only=True, dict=True):
         return self._block_pass.plus(
             fixed("verify overhead", "overhead", host_s),
             *launches(setup, self.drafter.path, self._block_pass.total_s, self.uniform),
-            *read_again(setup, self._block_pass, self._target_pass(1.0), self.gamma),
             *uncaptured(setup, setup.model.num_hidden_layers),
         )
 

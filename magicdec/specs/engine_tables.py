@@ -303,10 +303,6 @@ class EngineHybrids(EngineTable, frozen=True, kw_only=True):
     """Relative error (one standard deviation) of the time that it adds."""
     hybrid_mixtures: bool = False
     """Whether it is added to steps of a mixture of experts with a trained head on several ranks."""
-    hybrid_reread_share: float = 0.0
-    """Share of an unsplit attention's time that each drafted token beyond the first adds."""
-    hybrid_reread_error: float = 0.0
-    """Relative error (one standard deviation) of the time that the share adds."""
 
 
 class EngineSampling(EngineTable, frozen=True, kw_only=True):

@@ -19,7 +19,6 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile, BelievedProfile
 from magicdec.perfmodel.acceptance.law import LawError
 from magicdec.perfmodel.plan import request, rows, search
 from magicdec.perfmodel.plan.request import DEFAULT_BATCH, Case, DraftOption
-from magicdec.perfmodel.plan.search import is_sure_depth
 from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.schema.row import Candidate
 from magicdec.specs.workload import RequestShape, WorkloadSpec
@@ -349,7 +348,7 @@ def test_of_too_many_points_the_fastest_and_the_best_of_each_batch_are_kept(
     every = search._fastest_first(case, whole)
     speedup = np.ravel(whole.full(whole.speedup))[every]
     assert np.all(np.diff(speedup) <= 0.0)
-    is_valid = np.ravel(whole.full(whole.valid & is_sure_depth(whole)))
+    is_valid = np.ravel(whole.full(whole.valid))
     assert sorted(every) == np.flatnonzero(is_valid).tolist()
     for most in (len(every) - 1, len(every), len(every) + 1):
         monkeypatch.setattr(search, "MAX_CANDIDATES", most)
@@ -385,7 +384,7 @@ def test_a_search_over_batches_keeps_what_nothing_beats(
     replicas = np.maximum(1.0, question["num_gpus"] // whole.num_gpus)
     rate = np.ravel(whole.full(users.rate_per_gpu * whole.num_gpus * replicas))
     latency = np.ravel(whole.full(users.between_s))
-    able = whole.memory.fits & whole.valid & users.is_within_limits & is_sure_depth(whole)  # fmt: skip
+    able = whole.memory.fits & whole.valid & users.is_within_limits
     places = np.flatnonzero(np.ravel(whole.full(able)))
     undominated = {
         place

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from magicdec.counts import Array
 from magicdec.errors import CapacityError, either
 from magicdec.perfmodel import memory
-from magicdec.perfmodel.hybrids import repeated_error_s
 from magicdec.perfmodel.lanes import evidence_of
 from magicdec.perfmodel.plan.request import DEFAULT_BATCH, Case, DraftOption
 from magicdec.perfmodel.plan.rows import Users, candidates
@@ -178,8 +177,7 @@ def largest_that_runs(
         narrowed.setup(option), option.acceptance, _points(narrowed, option, batches)
     )
     users = Users.of(narrowed, whole)
-    is_choice = whole.valid & is_sure_depth(whole)
-    runs = whole.full(is_choice & whole.memory.fits & users.is_within_limits)
+    runs = whole.full(whole.valid & whole.memory.fits & users.is_within_limits)
     able = np.flatnonzero(runs)
     if not len(able):
         return None
@@ -209,8 +207,7 @@ def every_gamma(
     batches = np.asarray([float(row.batch_size)])
     points = _points(free, narrowed, batches, gammas)
     whole = predict(free.setup(option), option.acceptance, points)
-    is_shown = whole.valid & (is_sure_depth(whole) | (points.gamma <= deepest))
-    prediction = whole.take(np.flatnonzero(whole.full(is_shown)))
+    prediction = whole.take(np.flatnonzero(whole.full(whole.valid)))
     rows = candidates(free, prediction, option.acceptance, baseline=None)
     return DraftRows(option=option, prediction=prediction, rows=rows)
 
@@ -293,7 +290,7 @@ def _found(
 def _fastest_first(case: Case, whole: Prediction) -> npt.NDArray[np.int64]:
     """Flat indices of all valid points by speedup; of too many the fastest, and those that lead at
     each batch."""
-    valid = np.flatnonzero(whole.full(whole.valid & is_sure_depth(whole)))
+    valid = np.flatnonzero(whole.full(whole.valid))
     speedup = whole.full(whole.speedup).ravel()[valid]
     order = np.argsort(-speedup, kind="stable")
     ranked: npt.NDArray[np.int64] = valid[order]
@@ -304,7 +301,7 @@ def _fastest_first(case: Case, whole: Prediction) -> npt.NDArray[np.int64]:
     users = Users.of(case, whole)
     leading = best_of_each_batch(
         whole.full(users.rate_per_gpu),
-        is_valid=whole.full(whole.valid & is_sure_depth(whole)),
+        is_valid=whole.full(whole.valid),
         is_within_limits=whole.full(users.is_within_limits),
         fits=whole.full(whole.memory.fits),
     )
@@ -363,7 +360,6 @@ def _worth_a_look(case: Case, result: Prediction) -> npt.NDArray[np.int64]:
     beats in both latency and throughput of all devices."""
     users = Users.of(case, result)
     runs = result.memory.fits & result.valid & users.is_within_limits
-    runs = runs & is_sure_depth(result)
     able = np.flatnonzero(result.full(runs))
     of_all_gpus = users.rate_per_gpu * _used(case, result)
     rate = result.full(of_all_gpus).ravel()[able]
@@ -487,24 +483,6 @@ def formats_that_fit(
         if narrower.largest_batches().max(initial=0) >= batch:
             fitting.append(dtype)
     return fitting
-
-
-def is_sure_depth(prediction: Prediction) -> BoolArray:
-    """Whether each point, whose last axis is gamma, drafts no deeper than is best if attention that
-    drafted tokens may repeat takes one standard deviation longer.
-
-    Reports disagree on that cost (perfmodel/hybrids.py), which grows with gamma: by its middle deeper
-    drafts gain a little where they were measured to lose.
-    """
-    error_s = repeated_error_s(prediction.terms.verify)
-    if not np.any(error_s):
-        return np.ones((), dtype=np.bool_)
-    gamma = prediction.full(prediction.points.gamma)
-    longer = 1.0 + error_s / prediction.step_s
-    cautious = prediction.full(prediction.speedup / longer)
-    best = np.argmax(cautious, axis=-1)[..., None]
-    is_sure: BoolArray = gamma <= np.take_along_axis(gamma, best, axis=-1)
-    return is_sure
 
 
 def best_of_each_batch(

@@ -26,7 +26,6 @@ from magicdec.perfmodel.kernels.op import BOUNDS, ForwardTime, Op
 from magicdec.perfmodel.plan.choice import CaseChoice
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.rows import candidates
-from magicdec.perfmodel.plan.search import is_sure_depth
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import Prediction, predict
@@ -113,7 +112,7 @@ def gamma_table(
     setup = case.setup(option)
     every = predict(setup, option.acceptance, points(option, leading.draft_budget))
     has_room = every.memory.fits | ~room[..., None, None, None]
-    may_run = every.valid & has_room & is_sure_depth(every)
+    may_run = every.valid & has_room
     can_run = every.full(may_run).reshape(*shape, -1)
     ranked_by = every.speedup
     requests = _requests(case, every)
