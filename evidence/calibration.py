@@ -94,9 +94,7 @@ def _answer(lanes: Lanes, row: JudgedFigure) -> JudgedPair:
         chance = row.chance
     else:
         deviation = lanes.deviation(row)
-        # the expected speedup lies half a variance below the middle of a log-normal
-        sigmas = row.log_speedup / deviation + deviation / 2.0
-        chance = NormalDist().cdf(sigmas)
+        chance = NormalDist().cdf(row.log_speedup / deviation)
     return JudgedPair(
         source=row.source,
         chance=chance,

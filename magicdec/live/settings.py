@@ -512,7 +512,6 @@ def slowed(row: Candidate, times: float, alone_times: float) -> Candidate:
             speedup=relative * gain.speedup,
             low=relative * gain.low,
             high=relative * gain.high,
-            quartiles=gain.quartiles and [relative * each for each in gain.quartiles],
         )
 
     step = msgspec.structs.replace(

@@ -6,9 +6,12 @@ from them.
 The errors are taken as independent. Those of times are log-normal: 90 % of a time lies in time ·
 exp(± Z_90 · σ). Tokens per step stay between 1 and gamma + 1: what is accepted of gamma drafts
 moves on the logit (acceptance/law.py, `tokens_at`). Both together make one distribution of a
-speedup (`Gains`), from which every statement about it follows: its expected value, which
-configurations are ranked by, its quantiles, and the probability that it is above 1.
+speedup (`Gains`), from which every statement about it follows: its median, which is the predicted
+speedup that configurations are ranked by, the ends of its interval, and the probability that it is
+above 1.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -62,10 +65,6 @@ ACCEPTANCES = np.array(
     ]
 )
 """Standard deviations of equally likely acceptances."""
-LEVELS = (INTERVAL_ENDS[0], 0.25, 0.5, 0.75, INTERVAL_ENDS[1])
-"""Levels of the quantiles that a row carries; the first and the last are the ends of its interval."""
-QUARTILES = slice(1, len(LEVELS) - 1)
-"""Places of the quartiles among LEVELS."""
 LEAST_DEVIATION = 1e-6
 FARTHEST = 4.0
 """Standard deviations from the outermost acceptances between which quantiles are looked for."""
@@ -277,24 +276,24 @@ class Gains(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The distribution of a speedup at each point: some equally likely acceptances, and at each of
     them a log-normal error of the costs:
 
-        P(speedup <= s) = mean_n Φ((ln(s / speedup_n) - deviation_n² / 2) / deviation_n)
-
-    A predicted time is the mean of its distribution, so the mean time per token is that at the
-    expected costs and acceptance, and `expected` is the speedup that configurations are ranked by.
+        P(speedup <= s) = mean_n Φ(ln(s / speedup_n) / deviation_n)
     """
 
     speedups: Array
-    """At each acceptance and the expected costs: [acceptances, *points]."""
+    """At each acceptance and the predicted costs: [acceptances, *points]."""
     deviations: Array
     """One standard deviation of the logarithm at each acceptance; broadcasts to `speedups`."""
     most: Any = np.inf
     """The most tokens of a step, which takes no less time than one without a draft: however unsure its
     cost, no speedup is above it."""
 
-    @property
-    def expected(self) -> Array:
-        """The inverse of the mean time per token, over that without a draft."""
-        return np.asarray(1.0 / np.mean(1.0 / self.speedups, axis=0))
+    def around(self, predicted: Array) -> Gains:
+        """The distribution with the predicted speedup as its median. That at the median acceptance and
+        costs lies a percent or two below it, since more acceptance is possible than less."""
+        (median,) = self.quantiles((0.5,))
+        return msgspec.structs.replace(
+            self, speedups=self.speedups * (predicted / median)
+        )
 
     def below(self, speedup: Any) -> Array:
         """The probability of a speedup of at most this; broadcasts to the points."""
@@ -303,7 +302,7 @@ class Gains(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def _below(self, log_speedup: Array) -> Array:
         """As `below`; broadcasts to [..., acceptances, *points], of which the mean is taken."""
-        sigmas = (log_speedup - self._logs) / self.deviations - self.deviations / 2.0
+        sigmas = (log_speedup - self._logs) / self.deviations
         return np.asarray(normal_cdf(sigmas).mean(axis=-self.speedups.ndim))
 
     @cached_property
@@ -314,10 +313,10 @@ class Gains(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The probability that the draft is more than this many times as fast."""
         return np.asarray(1.0 - self.below(speedup))
 
-    def quantiles(self, levels: Sequence[float] = LEVELS) -> Array:
+    def quantiles(self, levels: Sequence[float] = INTERVAL_ENDS) -> Array:
         """The speedups that are not exceeded with these probabilities: [levels, *points]."""
         deviations = np.broadcast_to(self.deviations, self.speedups.shape)
-        far = FARTHEST * deviations + deviations**2 / 2.0
+        far = FARTHEST * deviations
         wanted = np.reshape(levels, (-1, *[1] * (self.speedups.ndim - 1)))
         shape = (len(levels), *self.speedups.shape[1:])
         low = np.broadcast_to((self._logs - far).min(axis=0), shape)
@@ -343,24 +342,15 @@ class Gains(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 def drawn_tokens(
     prediction: Prediction, sigmas: Array, tokens_relative_error: Any
 ) -> Array:
-    """Tokens per step where acceptance lies this many standard deviations above its middle,
-    [sigmas, *points].
-
-    Scaled so that their mean is the expected one: what only widens the error, such as which
-    sequences a batch happens to hold, changes no mean.
-    """
-    gamma = prediction.points.gamma
-    middle = prediction.middle_tokens_per_step
+    """Tokens per step where acceptance lies this many standard deviations above its median,
+    [sigmas, *points]."""
     axes = [1] * len(prediction.points.shape)
-
-    def at(sigmas: Array) -> Array:
-        return tokens_at(
-            sigmas.reshape(-1, *axes), middle, gamma, tokens_relative_error
-        )
-
-    mean = 1.0 / np.mean(1.0 / at(ACCEPTANCES), axis=0)
-    scaled = at(sigmas) * prediction.expected_tokens_per_step / mean
-    return np.asarray(np.clip(scaled, 1.0, gamma + 1.0))
+    return tokens_at(
+        sigmas.reshape(-1, *axes),
+        prediction.expected_tokens_per_step,
+        prediction.points.gamma,
+        tokens_relative_error,
+    )
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -385,11 +375,12 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         speedups = prediction.speedup * tokens / prediction.expected_tokens_per_step
         most = np.maximum(prediction.points.gamma + 1.0, speedups.max(axis=0))
         deviations = np.where(is_drafted, deviation, 0.0)
-        return Gains(
+        gains = Gains(
             speedups=speedups,
             deviations=np.maximum(deviations, LEAST_DEVIATION),
             most=np.where(is_drafted, most, np.inf),
         )
+        return gains.around(prediction.speedup)
 
     @cached_property
     def _speedup_ends(self) -> Array:

@@ -449,13 +449,14 @@ class WholeRequests(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             self.prediction.points.gamma > 0, engine_error(self.prediction.setup), 0.0
         )
         of_kernels = np.maximum(decoding.deviations**2 - of_engine**2, 0.0)
-        return Gains(
+        gains = Gains(
             speedups=self.speedup_at(decoding.speedups),
             deviations=np.maximum(
                 np.sqrt(share**2 * of_kernels + of_engine**2), LEAST_DEVIATION
             ),
             most=decoding.most,
         )
+        return gains.around(self.speedup_at(self.prediction.speedup))
 
     @cached_property
     def output_tokens_per_s(self) -> Array:

@@ -60,9 +60,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     terms: StepTerms
     memory: MemoryNeed
     expected_tokens_per_step: Array
-    middle_tokens_per_step: Array
-    """Their middle, which more and fewer are as likely as; the mean lies apart where they are only
-    believed."""
+    """The median where acceptance is only believed: more are as likely as fewer."""
 
     @property
     def autoregressive_step_s(self) -> Array:
@@ -218,7 +216,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             terms=self.terms.taken(taken),
             memory=MemoryNeed(**memory),
             expected_tokens_per_step=taken.of(self.expected_tokens_per_step),
-            middle_tokens_per_step=taken.of(self.middle_tokens_per_step),
         )
 
 
@@ -292,9 +289,8 @@ def predict(setup: Setup, acceptance: Acceptance | None, points: Points) -> Pred
     draft = draft_of(setup)
     kv_len = at.context + at.gen_len / 2.0
     read = draft.tokens_read(kv_len, at.budget)
-    expected: Array = np.ones(())
-    middle: Array = expected
-    everything: Array = expected
+    tokens: Array = np.ones(())
+    everything: Array = tokens
     if np.any(at.gamma > 0):
         if acceptance is None:
             spec = setup.speculation
@@ -303,11 +299,10 @@ def predict(setup: Setup, acceptance: Acceptance | None, points: Points) -> Pred
             )
         seen = draft.context_seen(kv_len, at.budget)
         drafted: dict[str, Any] = {"budget": read, "context": seen, "gamma": at.gamma}
-        middle, everything = acceptance.tokens_per_step(**drafted)
+        tokens, everything = acceptance.tokens_per_step(**drafted)
         tree = setup.speculation.tree
         if tree is not None:
-            middle = tokens_of_tree(acceptance, tree, **drafted)
-        expected = acceptance.mean_tokens(middle, **drafted)
+            tokens = tokens_of_tree(acceptance, tree, **drafted)
     if draft.is_by_sequence and acceptance is not None and acceptance.is_partly_drafted:
         by_number, probability = looked_up_terms(
             setup,
@@ -348,6 +343,5 @@ def predict(setup: Setup, acceptance: Acceptance | None, points: Points) -> Pred
         points=at,
         terms=terms,
         memory=need,
-        expected_tokens_per_step=expected,
-        middle_tokens_per_step=middle,
+        expected_tokens_per_step=tokens,
     )

@@ -19,15 +19,12 @@ def drafting_of(row: Candidate) -> str:
 
 def gain_of(row: Candidate, on_texts: str = "") -> str:
     """The gain with its interval and probability: "1.35x faster (90 % interval 0.92–1.71); 87 % likely
-    to pay". It is the expected one, which configurations are ranked by; the median is named where it
-    differs."""
+    to pay"."""
     gain = row.gain
     direction = "as fast"
     if gain.speedup >= 1.0:
         direction = "faster"
     interval = format_interval(gain.low, gain.high)
-    if abs(gain.median / gain.speedup - 1.0) > BOTH_SAID:
-        interval += f", median {gain.median:.2f}"
     text = f"{gain.speedup:.2f}x {direction} ({interval})"
     if on_texts:
         text += f", {on_texts}"

@@ -41,21 +41,13 @@ def verdict_of(*, speedup_low: float, speedup_high: float) -> Verdict:
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
     """A speedup over autoregressive decoding at equal batch, with its 90 % interval. `speedup` is the
-    expected one: the inverse of the mean time per token, which configurations are ranked by."""
+    median: more is as likely as less. Configurations are ranked by it."""
 
     speedup: Positive
     low: Number
     high: Number
     pays: Number | None = None
     """Probability that it is above 1, from all errors together; null: by the interval alone."""
-    quartiles: list[Positive] | None = None
-    """25th, 50th and 75th percentile of the distribution whose 5th and 95th are `low` and `high`;
-    null: no draft, or not known."""
-
-    @property
-    def median(self) -> float:
-        """The speedup that is exceeded as often as not; the expected one where it is not known."""
-        return self.quartiles[1] if self.quartiles else self.speedup
 
     @property
     def verdict(self) -> Verdict:
@@ -306,8 +298,6 @@ PLACES: Mapping[str, str] = COLUMNS | {
     "needs_plugin": "drafting.needs_plugin",
     "is_hypothetical": "drafting.is_hypothetical",
     "request_pays_probability": "requests.gain.pays",
-    "speedup_quartiles": "decoding.gain.quartiles",
-    "request_speedup_quartiles": "requests.gain.quartiles",
     "tokens_by_acceptance": "by_acceptance.tokens_per_step",
     "speedup_by_acceptance": "by_acceptance.speedup",
 }

@@ -43,8 +43,6 @@ class StatedTokens:
     """Share of steps with a draft; the others verify one token."""
     draft_len: Any = None
     """Mean drafted tokens of the steps with a draft; None: gamma."""
-    is_of_tree: bool = False
-    """Whether the tokens are a tree's, which no chain's rates give."""
 
     @property
     def is_partly_drafted(self) -> bool:
@@ -64,14 +62,6 @@ class StatedTokens:
         if length is None:
             length = gamma
         return np.asarray(length, dtype=np.float64)
-
-    def mean_tokens(
-        self, middle: Array, *, budget: Any, context: Any, gamma: Any
-    ) -> Array:
-        """Stated tokens are no belief: nothing of theirs is uncertain."""
-        if self.is_of_tree:
-            return self.tokens
-        return middle
 
     def tokens_per_step(
         self, *, budget: Any, context: Any, gamma: Any
@@ -135,7 +125,6 @@ def stated_tokens(
         np.array([row.num_drafted for row in rows]),
         np.array([row.share for row in rows]),
         draft_len=np.array([row.draft_len for row in rows]),
-        is_of_tree=rows[0].tree is not None,
     )
 
 
@@ -193,8 +182,10 @@ def predict_alike(
     profile = None
     if not isinstance(law, StatedTokens):
         profile = law
+    elif spec.tree is not None:
+        # a tree's tokens, which no chain's rates give
+        after = msgspec.structs.replace(after, expected_tokens_per_step=law.tokens)
     gains = interval(after, tokens_error(after, profile)).gains
-    expected = after.full(after.speedup)
     # errors of the median request's tokens, beside those of the costs
     of_request = np.zeros(len(rows))
     if rows[0].is_decoding:
@@ -223,16 +214,11 @@ def predict_alike(
             speedups=np.where(is_rate, whole.speedups, gains.speedups),
             deviations=np.where(is_rate, whole.deviations, gains.deviations),
         )
-        expected = np.where(is_rate, requests.speedup_at(expected), expected)
-    # a server without a draft may hold more requests at once than one with: pairs are not plans' rows
-    scale = baseline_s / speculative_s / expected
     others = np.maximum(gains.deviations**2 - engine_error(setup) ** 2, 0.0)
+    # a server without a draft may hold more requests at once than one with: pairs are not plans' rows
     gains = msgspec.structs.replace(
-        gains,
-        speedups=gains.speedups * scale,
-        deviations=np.sqrt(others + width**2 + of_request**2),
-        most=gains.most * scale,
-    )
+        gains, deviations=np.sqrt(others + width**2 + of_request**2)
+    ).around(baseline_s / speculative_s)
     low, high = gains.quantiles(INTERVAL_ENDS)
     return np.array(
         np.broadcast_arrays(baseline_s, speculative_s, low, high, gains.above())

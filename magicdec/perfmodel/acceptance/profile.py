@@ -25,7 +25,6 @@ from magicdec.perfmodel.acceptance.law import (
     Beyond,
     Law,
     LawError,
-    mean_tokens,
     rejected_before,
 )
 from magicdec.specs.speculation import HEAD_METHODS, LOOKUP_METHODS
@@ -44,13 +43,8 @@ class Acceptance(Protocol):
     def tokens_per_step(
         self, *, budget: Any, context: Any, gamma: Any
     ) -> tuple[Array, Array]:
-        """The middle of the tokens per step, and the probability that all drafts are accepted."""
-        ...
-
-    def mean_tokens(
-        self, middle: Array, *, budget: Any, context: Any, gamma: Any
-    ) -> Array:
-        """The mean of tokens per step that have this middle."""
+        """Tokens per step, the median where they are only believed, and the probability that all drafts
+        are accepted."""
         ...
 
     def drafted_share_at(self, gamma: Any) -> Array:
@@ -177,12 +171,6 @@ class AcceptanceProfile(
             budget=budget, context=context, gamma_max=deepest_of(gamma)
         )
         return by_position(shifted(rates, shift), gamma)
-
-    def mean_tokens(
-        self, middle: Array, *, budget: Any, context: Any, gamma: Any
-    ) -> Array:
-        """The mean of tokens per step that have this middle: of what was measured, the middle."""
-        return middle
 
     def tokens_error(
         self,
@@ -372,13 +360,6 @@ class BelievedProfile(AcceptanceProfile, frozen=True, kw_only=True):
 
     is_assumed: ClassVar[bool] = True
 
-    def mean_tokens(
-        self, middle: Array, *, budget: Any, context: Any, gamma: Any
-    ) -> Array:
-        """The mean over what the acceptance may be, which is not its middle where it is wide."""
-        error = self.tokens_error(budget=budget, context=context, gamma=gamma)
-        return mean_tokens(middle, gamma, error)
-
     @property
     def is_partly_drafted(self) -> bool:
         return True
@@ -389,8 +370,8 @@ class BelievedProfile(AcceptanceProfile, frozen=True, kw_only=True):
             return super().drafted_share_at(gamma)
         depth = np.maximum(np.asarray(gamma, dtype=np.int64), 1)
         at: dict[str, Any] = {"budget": None, "context": 1.0, "gamma": depth}
-        middle, _ = self.tokens_per_step(**at)
-        drafted = (self.mean_tokens(middle, **at) - 1.0) / LOOKUP_PRECISION
+        tokens, _ = self.tokens_per_step(**at)
+        drafted = (tokens - 1.0) / LOOKUP_PRECISION
         return np.asarray(np.minimum(drafted / depth, 1.0))
 
 
@@ -432,9 +413,6 @@ class BeliefByText(msgspec.Struct, frozen=True):
         gamma = np.asarray(gamma, dtype=np.int64)
         rates, _ = self._known(gamma_max=deepest_of(gamma), **where)
         return by_position(rates, gamma)
-
-    def mean_tokens(self, middle: Array, **where: Any) -> Array:
-        return mean_tokens(middle, where["gamma"], self.tokens_error(**where))
 
     def tokens_error(
         self, *, gamma: Any, shifts: Sequence[Any] = (), **where: Any

@@ -265,7 +265,9 @@ def _tied_with_best(
             loss = 1.0 - row.rate / best.rate
         else:
             loss = texts.loss(row, best)
-        if loss > NEARLY_AS_FAST or not row.fits or not row.within_limits:
+        if loss > NEARLY_AS_FAST or row.gain.speedup <= 1.0:
+            continue
+        if not row.fits or not row.within_limits:
             continue
         chance = draws.chance_ahead(best, row)
         if chance is not None and chance < SURELY_AHEAD:
@@ -485,13 +487,10 @@ def _predicted_by_text(prediction: Prediction, law: BeliefByText) -> Prediction:
         "context": draft.context_seen(kv_len, row_points.budget),
         "gamma": row_points.gamma,
     }
-    middle, _ = law.tokens_per_step(**where)
+    tokens, _ = law.tokens_per_step(**where)
     tree = setup.speculation.tree
     if tree is not None:
-        middle = tokens_of_tree(law, tree, **where)
+        tokens = tokens_of_tree(law, tree, **where)
     return msgspec.structs.replace(
-        prediction,
-        points=points,
-        middle_tokens_per_step=middle,
-        expected_tokens_per_step=law.mean_tokens(middle, **where),
+        prediction, points=points, expected_tokens_per_step=tokens
     )

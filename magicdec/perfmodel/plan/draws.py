@@ -220,7 +220,7 @@ def _sources(compared: Sequence[Competitor]) -> list[str]:
 
 
 def _log_time(of: Competitor, draws: dict[str, Array]) -> Array:
-    """Logarithm of the factor on each configuration's step, whose mean is 1: [draws, rows]."""
+    """Logarithm of the factor on each configuration's step, whose median is 1: [draws, rows]."""
     prediction = of.prediction
     setup = prediction.setup
     terms = prediction.terms
@@ -233,8 +233,7 @@ def _log_time(of: Competitor, draws: dict[str, Array]) -> Array:
         shifts[REPORTED] = reported_error(terms)
     total = np.zeros((2 * NUM_PAIRS, len(of.rows)))
     for source, shift in shifts.items():
-        deviation = prediction.full(shift)
-        total += np.outer(draws[source], deviation) - deviation**2 / 2.0
+        total += np.outer(draws[source], prediction.full(shift))
     return total
 
 

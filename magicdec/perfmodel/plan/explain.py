@@ -18,7 +18,6 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.acceptance.law import LARGEST
 from magicdec.perfmodel.forward import EXPERT_IMBALANCE
 from magicdec.perfmodel.intervals import (
-    QUARTILES,
     interval,
     is_engine_fitted_on,
     is_one_head_of_many,
@@ -711,7 +710,6 @@ def _gains(
                 low=float(quantiles[0, number]),
                 high=float(quantiles[-1, number]),
                 pays=float(pays[number]),
-                quartiles=quantiles[QUARTILES, number].tolist(),
             )
         )
     return result

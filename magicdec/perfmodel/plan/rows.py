@@ -15,7 +15,6 @@ from magicdec.counts import Array
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.drafting import draft_of, draft_tp
 from magicdec.perfmodel.intervals import (
-    QUARTILES,
     Gains,
     Interval,
     cost_place,
@@ -401,17 +400,13 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
         )
 
     def gain(self, speedup: Array, gains: Gains) -> list[Gain]:
-        quantiles = gains.quantiles()
-        quartiles = None
-        if self.acceptance is not None:
-            quartiles = self.lists(list(quantiles[QUARTILES]))
+        low, high = gains.quantiles()
         return self.parts(
             Gain,
             speedup=speedup,
-            low=quantiles[0],
-            high=quantiles[-1],
+            low=low,
+            high=high,
             pays=gains.above(),
-            quartiles=quartiles,
         )
 
     def memory(self) -> list[Memory]:
