@@ -19,7 +19,7 @@ import typer
 from magicdec import __version__
 from magicdec.commands.options import Command, CommandGroup
 from magicdec.errors import ConfigError, MagicdecError, nearest, unknown_choice
-from magicdec.units import printable
+from magicdec.redaction import quoted
 
 USER_ERROR_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
@@ -206,7 +206,7 @@ def _fail_for_output(error: OSError) -> None:
 
 def _one_line(message: Warning | str, *_: object, **__: object) -> str:
     """A warning for a user, without the place in the code that gave it."""
-    return f"magicdec: warning: {printable(' '.join(str(message).split()))}\n"
+    return f"magicdec: warning: {quoted(' '.join(str(message).split()))}\n"
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
@@ -219,7 +219,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    line = printable(" ".join(message.split()))
+    line = quoted(" ".join(message.split()))
     if len(line) > LONGEST_MESSAGE:  # what was given may be a whole file
         line = f"{line[: LONGEST_MESSAGE // 2]} ... {line[-LONGEST_MESSAGE // 2 :]}"
     if line:

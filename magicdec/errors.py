@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-from magicdec.units import printable
+from magicdec.redaction import quoted
 
 
 class MagicdecError(Exception):
@@ -16,7 +16,7 @@ class MagicdecError(Exception):
     """
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(printable(" ".join(str(message).split())))
+        super().__init__(quoted(" ".join(str(message).split())))
 
 
 class ConfigError(MagicdecError):

@@ -19,7 +19,8 @@ from magicdec.commands.options import (
 )
 from magicdec.errors import ConfigError, ServerError, unknown_choice
 from magicdec.progress import shown_progress
-from magicdec.units import format_bytes, format_rate, format_seconds, printable
+from magicdec.redaction import quoted
+from magicdec.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from magicdec.calibrate.machine import Calibration
@@ -346,7 +347,7 @@ def _calibrate_server(asked: CalibrateOptions, server_address: str) -> None:
     if server.gamma:
         drafts = f"gamma {server.gamma} by {server.draft}"
     print(
-        f"{address}: {printable(server.model)}, {server.engine or 'an unknown engine'}, {drafts}"
+        f"{address}: {quoted(server.model)}, {server.engine or 'an unknown engine'}, {drafts}"
     )
     seconds = format_seconds(estimated_seconds(loads, setup, tp_size=tp))
     _print_loads(loads, f"about {seconds} by the {setup.engine.name} profile")

@@ -261,6 +261,8 @@ class Handler(BaseHTTPRequestHandler):
         }
         if to:
             headers["Location"] = to
+        if self.close_connection:
+            headers["Connection"] = "close"
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)

@@ -26,7 +26,7 @@ from magicdec.live.observation import UNNAMED, CounterIncreases, ServedDraft
 from magicdec.live.reading import Reading, Readings
 from magicdec.naming import draft_by_name, head_named_in
 from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
-from magicdec.units import printable
+from magicdec.redaction import quoted
 
 VLLM_INTERVAL_S = 10.0
 """Time between vLLM's lines of statistics (VLLM_LOG_STATS_INTERVAL)."""
@@ -139,7 +139,7 @@ def draft_named(method: str, checkpoint: str = "") -> ServedDraft | None:
     if name is not None:
         return ServedDraft(name=name, method=name)
     if checkpoint:
-        return ServedDraft(name=checkpoint, method="full")
+        return ServedDraft(name=quoted(checkpoint), method="full")
     return None
 
 
@@ -257,7 +257,7 @@ class VllmStart:
         if "with config:" in line:
             config = CONFIG.search(line)
             if config is not None:
-                self.model = printable(config[2])
+                self.model = config[2]
             if "enforce_eager=True" in line:
                 self.faults[EAGER_LINE] = None
             speculation = OF_SPECULATION.search(line)
@@ -511,7 +511,7 @@ def read_sglang_log(text: str) -> Readings:
         series=SGLANG,
         unit="decode batches",
         readings=readings,
-        model=printable(_argument(arguments, "model_path")),
+        model=_argument(arguments, "model_path"),
         draft=draft,
         gamma=gamma,
         faults=tuple(faults),

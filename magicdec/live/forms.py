@@ -30,7 +30,8 @@ from magicdec.perfmodel.acceptance.files import (
     is_acceptance,
     read_acceptance,
 )
-from magicdec.units import MIB, format_count, printable
+from magicdec.redaction import quoted
+from magicdec.units import MIB, format_count
 
 LOG_LIMIT_BYTES = 256 * MIB
 """Size above which no log is read."""
@@ -253,7 +254,7 @@ def looks_like(text: str) -> str:
         if not documents:
             return f"no JSON, though it begins so: {_json_error(text)}"
         if isinstance(documents[0], dict):
-            names = [printable(str(name))[:SHOWN] for name in documents[0]]
+            names = [quoted(name)[:SHOWN] for name in documents[0]]
             shown = ", ".join(names[:SHOWN_FIELDS])
             return f"JSON with the fields {shown}, which no form that is read has"
         return "a JSON list, which no form that is read is"

@@ -31,7 +31,8 @@ from magicdec.live.observation import UNNAMED, CounterIncreases, check_time
 from magicdec.live.reading import Reading, Readings
 from magicdec.perfmodel.acceptance.files import histogram_survivors
 from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
-from magicdec.units import MILLI, printable
+from magicdec.redaction import quoted
+from magicdec.units import MILLI
 
 NAMES = {
     "requests": ("successful requests", "completed", "request count"),
@@ -291,7 +292,7 @@ def read_result(documents: Sequence[Any]) -> Readings:
         for position, rate in enumerate(rates or ()):
             run.add(f"position {position}", float(rate) * 100.0)
         run.engine = str(document.get("backend") or "").lower()
-        run.model = printable(str(document.get("model_id") or ""))[:200]
+        run.model = quoted(document.get("model_id") or "")[:200]
         runs.append(run)
     return _readings(runs)
 

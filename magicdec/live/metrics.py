@@ -21,8 +21,8 @@ from typing import Literal
 
 from magicdec.errors import ConfigError, ServerError, unknown_choice
 from magicdec.live.http import Address, get
+from magicdec.redaction import quoted
 from magicdec.schema.record import LARGEST_NUMBER
-from magicdec.units import printable
 
 Labels = Mapping[str, str]
 ServingEngine = Literal["vllm", "sglang", "trtllm", "llama.cpp"]
@@ -264,9 +264,7 @@ def parse(text: str, *, where: str, time_s: float | None = None) -> Scrape:
                     raise ServerError(
                         f"{where} counts {sample.value:g} of {sample.name}, which no engine has"
                     )
-                labels = {
-                    name: printable(value) for name, value in sample.labels.items()
-                }
+                labels = {name: quoted(value) for name, value in sample.labels.items()}
                 samples.setdefault(sample.name, []).append(
                     (labels, float(sample.value))
                 )

@@ -26,6 +26,7 @@ from magicdec.live.observation import (
     check_time,
     mean_of_known,
 )
+from magicdec.redaction import quoted
 
 IDLE = 3.0
 """A step that takes so many times the median of the others spans idle time."""
@@ -125,7 +126,7 @@ def _of_engine(
         window_s = None
     busy = [each for each in readings if each.running is None or each.running > 0]
     return Observation(
-        target=Target(series=logged.series, model=logged.model, replica=engine),
+        target=Target(series=logged.series, model=quoted(logged.model), replica=engine),
         segments=tuple(segments),
         counts=functools.reduce(operator.add, segments),
         load=MeanGauges(

@@ -20,7 +20,8 @@ from magicdec.logs.formats import (
 from magicdec.logs.ngram import Ints
 from magicdec.logs.sources import Shard, documents_of
 from magicdec.logs.tokens import TextTokenizer
-from magicdec.units import format_count, printable
+from magicdec.redaction import quoted
+from magicdec.units import format_count
 
 MOST_EXAMPLES = 3
 """Places of unreadable rows that are kept for each reason."""
@@ -96,9 +97,7 @@ class Account:
         for reason, count in self.unreadable.items():
             named = "; ".join(self.examples.get(reason, []))
             lines.append(
-                printable(
-                    f"not read: {count} of {self.num_rows} rows, {reason} ({named})"
-                )
+                quoted(f"not read: {count} of {self.num_rows} rows, {reason} ({named})")
             )
         if self.without_prompt:
             lines.append(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from magicdec.units import KIB, printable
+from magicdec.redaction import quoted
+from magicdec.units import KIB
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -102,7 +103,7 @@ def text_table(
 
 
 def _printable_lines(text: str) -> str:
-    return "\n".join(map(printable, text.split("\n")))
+    return "\n".join(map(quoted, text.split("\n")))
 
 
 def _are_numbers(texts: Sequence[str], *, is_first: bool) -> bool:

@@ -18,6 +18,7 @@ import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import read_json
+from magicdec.redaction import quoted
 from magicdec.specs.families import WRAPPERS, architecture, is_known
 from magicdec.specs.families.keys import MAX_LAYERS, Keys, fields_of, is_whole
 from magicdec.specs.families.rope import reach
@@ -33,7 +34,6 @@ from magicdec.specs.quantization import (
     Storage,
     scheme_of,
 )
-from magicdec.units import printable
 
 MODALITIES = (
     "vision",
@@ -211,7 +211,7 @@ def load_hf_config(path: Path, *, name: str | None = None) -> ModelSpec:
             file.name == "config.json"
         ):  # a link keeps the user's name, so it is not resolved
             name = Path(os.path.abspath(file)).parent.name
-        name = printable(name)
+        name = quoted(name)
     return model_from_hf_config(config, name=name, where=str(file))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import secrets
 import shlex
 import signal
 import socket
@@ -52,6 +53,27 @@ def command_of(page: str) -> list[str]:
     match = re.search(r"<code>(magicdec plan[^<]*)</code>", page)
     assert match is not None
     return shlex.split(unescape(match[1]))
+
+
+def test_a_page_hides_a_key(server: ExplorerServer) -> None:
+    """Of what was asked, in its error."""
+    key = "hf" + "_" + secrets.token_hex(17)
+    status, text = get(server, f"/plan.json?model={key}&hardware=h100")
+    assert status == 400
+    assert "unknown model '…'" in text
+    assert key not in text
+
+
+def test_a_connection_that_is_to_close_is_closed(server: ExplorerServer) -> None:
+    """And the answer says so; another stays open."""
+    for asked, is_closed in (("close", True), ("keep-alive", False)):
+        link = http.client.HTTPConnection(*server.server_address[:2], timeout=60)
+        link.request("GET", "/nowhere", headers={"Connection": asked})
+        answer = link.getresponse()
+        answer.read()
+        assert (answer.headers.get("Connection") == "close") == is_closed
+        assert answer.will_close == is_closed
+        link.close()
 
 
 @pytest.mark.usefixtures("without_figures")

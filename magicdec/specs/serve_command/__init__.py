@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from magicdec.errors import ConfigError
+from magicdec.redaction import redacted
 from magicdec.specs.serve_command.command import command_of
 from magicdec.specs.serve_command.manifest import starts_of_yaml
 from magicdec.specs.serve_command.options import OPTIONS, is_engine_option
@@ -68,7 +69,7 @@ def read_serve_command(
     `reads_files`: with the files that it names, looked for in `folder` (None: here). `values`:
     variables that the text leaves open. Raises ConfigError where it starts none, names no model,
     gives an option a value that cannot be read or is not known, or asks for no variable of a name in
-    `values`.
+    `values`. No secret of the text is read.
     """
     if len(text) > MOST_TEXT:
         raise ConfigError(
@@ -78,8 +79,11 @@ def read_serve_command(
         folder = Path()
     if not reads_files:
         folder = None
-    text = text.replace(OPEN, "").replace(CLOSE, "")
-    given = Given(text=text, values=SetValues(values or {}), folder=folder)
+    text = redacted(text.replace(OPEN, "").replace(CLOSE, ""))
+    assigned = {}
+    for name, value in (values or {}).items():
+        assigned[name] = redacted(f"{name}={value}").removeprefix(f"{name}=")
+    given = Given(text=text, values=SetValues(assigned), folder=folder)
     starts = _starts(given)
     given.values.check()
     if not starts:

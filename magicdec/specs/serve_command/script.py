@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from magicdec.errors import ConfigError
+from magicdec.redaction import HIDDEN
 from magicdec.specs.serve_command.manifest import start_of_llm_config
 from magicdec.specs.serve_command.shell import Shell
 from magicdec.specs.serve_command.start import (
@@ -83,7 +84,7 @@ def starts_of_python(given: Given) -> list[Start]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(given.text)
+            tree = ast.parse(given.text.replace(HIDDEN, "..."))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     reader = _Reader(given)

@@ -8,6 +8,7 @@ from typing import Any
 
 from magicdec.errors import ConfigError
 from magicdec.naming import DRAFT_NAMES, METHODS, head_named_in, parallel_form
+from magicdec.redaction import redacted
 from magicdec.specs.serve_command.options import scalar
 from magicdec.specs.serve_command.server import Speculation
 from magicdec.specs.serve_command.start import SHOWN, model_of
@@ -35,7 +36,8 @@ TABLE_KEY = "num_speculative_tokens_per_batch_size"
 
 def speculation_of(text: str) -> Speculation | None:
     """vLLM's --speculative-config; None: it drafts nothing. Raises ConfigError."""
-    return _of_config(json_object("speculative-config", text), lambda *_, **__: None)
+    config = json_object("speculative-config", redacted(text))
+    return _of_config(config, lambda *_, **__: None)
 
 
 def stated_speculation(said: StatedOptions) -> Speculation | None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from magicdec.errors import ConfigError, closest
+from magicdec.redaction import redacted
 
 STARTS = "vllm serve, python -m sglang.launch_server, trtllm-serve or llama-server"
 IMAGES = {
@@ -212,7 +213,7 @@ def _text_of(path: Path) -> str | None:
     try:
         if not path.is_file() or path.stat().st_size > MOST_TEXT:
             return None
-        return path.read_text(encoding="utf-8")
+        return redacted(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # no name of a file, or no text
         return None
 
