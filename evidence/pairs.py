@@ -36,7 +36,7 @@ from magicdec.validate.pair_prediction import (
     without_draft,
 )
 from magicdec.validate.pairs import OUTPUT_LEN, PairRow
-from magicdec.validate.rows import NEWEST, Line, places, read_rows, row_of
+from magicdec.validate.rows import Line, places, read_rows, row_of
 
 UNNAMED = re.compile(r"$|unstated|not stated|unknown", re.IGNORECASE)
 UNNAMED_CONTEXT = 800.0
@@ -238,9 +238,7 @@ def predict_pairs(
         rows = [pairs[index] for index in indices]
         setup = rows[0].setup
         if engines is not None and setup.engine.name in engines:
-            profile = engines[setup.engine.name].of_version(
-                rows[0].engine_version or NEWEST
-            )
+            profile = engines[setup.engine.name].of_version(rows[0].version)
             profile = profile.as_set(rows[0].path_options)
             setup = dataclasses.replace(setup, engine=profile)
         tokens_of_rows = [tokens[index] for index in indices]
@@ -267,7 +265,7 @@ def task_of(pair: PairRow) -> str:
 
 
 def lane_of_pair(pair: PairRow) -> Lane:
-    return lane_of(pair.setup, pair.engine_version)
+    return lane_of(pair.setup, pair.version)
 
 
 def without_source(

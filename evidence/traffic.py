@@ -157,7 +157,9 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def setup(self) -> Setup:
         model = load_model_spec(model_name(self.model))
-        engine = load_engine(engine_name(self.engine)).of_version(self.engine_version)
+        newest = load_engine(engine_name(self.engine))
+        (*_, version) = (NEWEST, *newest.versions_meant(self.engine_version)[:1])
+        engine = newest.of_version(version)
         weights = weight_format(model, self.quant)
         return Setup.of(
             model,

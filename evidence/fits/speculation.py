@@ -95,8 +95,7 @@ class Rows:
 
 
 def expands(pair: PairRow) -> bool:
-    version = pair.engine_version
-    return bool(version) and version_number(version) < version_number(EXPANDS_BEFORE)
+    return version_number(pair.version) < version_number(EXPANDS_BEFORE)
 
 
 def read(paths: Sequence[Path]) -> Rows:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from datetime import date, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,9 @@ class EngineProfile(
     """Differences of versions before these ("0.14"), in tables; of several bounds the nearest
     above counts.
     """
+
+    releases: dict[str, date] = {}
+    """The day on which each of its versions came out, oldest first."""
 
     sources: dict[str, str] = {}
     """Where values are from, by key with its table ("kernels.gemm_factor")."""
@@ -305,6 +309,33 @@ class EngineProfile(
             return profile
         return profile.with_constants({"overheads.sequence_overhead_s": older_s})
 
+    def versions_meant(self, text: str) -> list[str]:
+        """The versions that a table's words may mean, the likeliest first: its number ("0.12.0");
+        by a date ("Dec 2025") the newest release of that time, a development build the next one, then
+        others that were newest in the month or the one before; without both every release."""
+        number = VERSION_NUMBER.search(text)
+        if number:
+            return [number[1]]
+        versions = list(self.releases)
+        days = [self.releases[version] for version in versions]
+        stated = _stated_days(text)
+        if stated is None or not versions:
+            return versions[::-1]
+
+        def newest_on(day: date) -> int:
+            return max(sum(out <= day for out in days) - 1, 0)
+
+        oldest, middle, newest = map(newest_on, stated)
+        if DEVELOPMENT_BUILD.search(text):
+            middle = min(middle + 1, len(versions) - 1)
+            newest = max(middle, newest)
+        others = versions[oldest : newest + 1]
+        return list(dict.fromkeys([versions[middle], *reversed(others)]))
+
+    def is_like(self, other: EngineProfile) -> bool:
+        """Whether a version has the costs of another."""
+        return self == msgspec.structs.replace(other, version=self.version)
+
     @property
     def bounds(self) -> list[str]:
         """The versions from which something differs, newest first."""
@@ -419,6 +450,35 @@ def _addresses(tables: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
+VERSION_NUMBER = re.compile(r"(?<![\w.])v?(\d{1,2}(?:\.\d+)+)")
+"""A version in a table's words."""
+DEVELOPMENT_BUILD = re.compile(r"\b(nightly|main|master|dev)\b", re.IGNORECASE)
+STATED_DATE = re.compile(
+    r"\b(?P<year>20\d\d)-(?P<month>\d\d)(?:-(?P<day>\d\d))?\b"
+    r"|\b(?P<name>jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]* (?P<of>20\d\d)\b"
+    r"|\b(?P<alone>20\d\d)\b",
+    re.IGNORECASE,
+)
+
+
+def _stated_days(text: str) -> tuple[date, date, date] | None:
+    """The first, the likeliest and the last day of a date in a table's words, servers being a month
+    old at most; of a year alone all of it."""
+    stated = STATED_DATE.search(text)
+    if stated is None:
+        return None
+    if stated["alone"]:
+        year = int(stated["alone"])
+        return date(year, 1, 1), date(year, 7, 1), date(year, 12, 31)
+    if stated["name"]:
+        first = datetime.strptime(f"{stated['name']} {stated['of']}", "%b %Y")
+        middle = first.date().replace(day=15)
+    else:
+        month = min(max(int(stated["month"]), 1), 12)
+        middle = date(int(stated["year"]), month, min(int(stated["day"] or 15), 28))
+    return middle - timedelta(days=45), middle, middle + timedelta(days=15)
+
+
 def version_number(version: str) -> tuple[int, ...]:
     """(0, 12, 0) of "0.12.0rc1": what orders versions."""
     numbers = re.match(r"\D*(\d+(?:\.\d+)*)", version)
@@ -487,6 +547,6 @@ def save_engine(profile: EngineProfile, path: Path) -> None:
     """Writes a profile as TOML, whole or not at all. Raises StorageError when the file cannot be
     written.
     """
-    document = msgspec.to_builtins(profile)
+    document = msgspec.to_builtins(profile, builtin_types=(date,))
     tables = {key: value for key, value in document.items() if value != {}}
     write_atomic(path, msgspec.toml.encode(tables))

@@ -145,7 +145,28 @@ def predict_alike(
     *,
     width: Any,
 ) -> Array:
-    """[figures of `Predicted`, rows] of rows of one setup, whose engine's error is `width`."""
+    """[figures of `Predicted`, rows] of rows of one setup, whose engine's error is `width`. Where the
+    version is not known, the interval spans those that the rows may mean."""
+    likeliest, *others = rows[0].possible_engines
+    if others:
+        logs = []
+        for engine in (likeliest, *others):
+            of_version = dataclasses.replace(setup, engine=engine)
+            predicted = Predicted(*_predict_version(of_version, rows, law, width=width))
+            logs.append(np.log(predicted.speedup))
+        apart = np.abs(np.array(logs) - logs[0]).max(axis=0)
+        width = np.hypot(width, apart / Z_90)
+    return _predict_version(setup, rows, law, width=width)
+
+
+def _predict_version(
+    setup: Setup,
+    rows: Sequence[PairRow],
+    law: AcceptanceProfile | StatedTokens,
+    *,
+    width: Any,
+) -> Array:
+    """As `predict_alike`, by the version of the setup's engine."""
     names = ("users", "prompt_len", "output_len", "tp", "budget")
     users, prompt_len, output_len, tp, budgets = columns(rows, *names)
     gamma = np.array([row.num_drafted for row in rows])

@@ -36,7 +36,7 @@ from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.trees import MAX_TREE
 from magicdec.specs.catalog import load_model_spec, model_names
-from magicdec.specs.engine import load_engine, version_number
+from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.engine_path import PathOptions
 from magicdec.specs.names import model_name
 from magicdec.specs.precision import Precision
@@ -98,8 +98,6 @@ SHARES_HEAD = re.compile(
 """
 
 
-FIRST_YEAR = 2000
-"""From here on the first number of a version is a year's ("Dec 2025")."""
 DRAFTED_STEPS = re.compile(r"drafted steps (\d\.\d+)")
 """The share of the steps that had a draft, in a note."""
 TREE = re.compile(r"top-?k (\d+), (\d+) draft tokens", re.IGNORECASE)
@@ -229,10 +227,9 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def assumptions(self) -> list[str]:
         """Values that the prediction needs and the row does not state."""
         assumptions = []
-        number = version_number(self.engine_version)
-        if not number or number[0] >= FIRST_YEAR:
+        if len(self._versions) > 1:
             stated = self.engine_version or "no version"
-            assumptions.append(f"{stated} of {self.engine} read as the newest")
+            assumptions.append(f"{stated} of {self.engine} read as {self.version}")
         if isnan(self.concurrency):
             assumptions.append("one user assumed")
         if draft_of(self.setup).is_by_sequence and self.drafted_share is None:
@@ -326,8 +323,7 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def setup(self) -> Setup:
         """The setup that the row's names stand for. Raises ConfigError for an unknown name."""
-        engine = load_engine(engine_name(self.engine))
-        engine = engine.of_version(self.engine_version or NEWEST)
+        engine = load_engine(engine_name(self.engine)).of_version(self.version)
         model = load_model_spec(model_name(self.model))
         kv_dtype = format_name(self.kv_dtype)
         drafting = self._drafting()
@@ -352,6 +348,30 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             draft_model=draft_model,
             speculation=drafting.speculation,
         )
+
+    @property
+    def version(self) -> str:
+        """The likeliest version of its engine."""
+        return self._versions[0]
+
+    @cached_property
+    def _versions(self) -> list[str]:
+        engine = load_engine(engine_name(self.engine))
+        return engine.versions_meant(self.engine_version) or [NEWEST]
+
+    @property
+    def possible_engines(self) -> list[EngineProfile]:
+        """The engine in every version that its row may mean and that runs the draft, where it
+        differs; the likeliest first."""
+        speculation = self.setup.speculation
+        newest = load_engine(engine_name(self.engine))
+        found = {self._versions[0]: self.setup.engine}
+        for version in self._versions[1:]:
+            profile = newest.of_version(version).as_set(self.path_options)
+            is_new = all(not profile.is_like(other) for other in found.values())
+            if is_new and profile.runs(speculation.draft, speculation.draft_method):
+                found[version] = profile
+        return list(found.values())
 
     @property
     def tree(self) -> TreeSpec | None:

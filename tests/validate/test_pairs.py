@@ -281,7 +281,7 @@ def test_a_look_up_without_its_share_is_judged_and_named(tmp_path: Path) -> None
     assert answer["groups"]
     (line,) = answer["assumed"]
     assert "one user" in line
-    assert "patched of vllm read as the newest" in line
+    assert "patched of vllm read as 0.33.0" in line
     assert "drafted share" in line
 
 
@@ -317,16 +317,38 @@ def test_a_server_without_graphs_is_priced_so_with_and_without_its_draft(
 
 
 @pytest.mark.parametrize(
-    ("stated", "said"), [("0.24.0", ""), ("", "no version"), ("Dec 2025", "Dec 2025")]
+    ("stated", "said"),
+    [
+        ("0.24.0", ""),
+        ("", "no version of vllm read as 0.33.0"),
+        ("not stated (Dec 2025)", "not stated (Dec 2025) of vllm read as 0.12.0"),
+        ("nightly of May 2026", "nightly of May 2026 of vllm read as 0.22.0"),
+        ("nightly-5b8c30d6", "nightly-5b8c30d6 of vllm read as 0.33.0"),
+    ],
 )
-def test_a_month_is_no_version(tmp_path, stated, said):
+def test_a_date_is_the_version_of_that_time(tmp_path, stated, said):
     (pair,), _ = read_rows(
         [write(tmp_path / "x.csv", LINE.replace("0.24.0", stated))], PairRow
     )
-    expected = []
-    if said:
-        expected = [f"{said} of vllm read as the newest"]
-    assert pair.assumptions == expected
+    assert pair.assumptions == ([said] if said else [])
+
+
+def test_the_interval_of_an_unknown_version_holds_the_answers_of_all(tmp_path):
+    """In December 2025 it was 0.12 or 0.13; without a date it may be asynchronous too."""
+
+    def predicted(version):
+        rows = [LINE.replace("0.24.0", version)]
+        pairs, _ = read_rows([write(tmp_path / "x.csv", *rows)], PairRow)
+        return predict_pairs(pairs, [2.5])
+
+    dated, unknown = predicted("Dec 2025"), predicted("")
+    for version in ("0.12.0", "0.13.0"):
+        assert dated.low < predicted(version).speedup < dated.high
+    for version in ("0.8.5", "0.12.0", "0.24.0", "0.33.0"):
+        assert unknown.low < predicted(version).speedup < unknown.high
+    assert unknown.high / unknown.low > dated.high / dated.low
+    assert dated.speedup == predicted("0.12.0").speedup
+    assert unknown.speedup == predicted("0.33.0").speedup
 
 
 def test_suffix_decoding_drafts_often_and_short(tmp_path):
@@ -354,7 +376,9 @@ def test_a_pair_has_the_interval_that_a_plan_of_it_prints(tmp_path: Path) -> Non
     )  # fmt: skip
     (row,) = [row for row in plan.candidates if row.is_speculative]
     ends = (row.speedup_low, row.speedup_high)
-    line = LINE.replace("3,2.5", f"3,{tokens:.9f}").replace("vllm,0.24.0", "vllm,")
+    line = LINE.replace("3,2.5", f"3,{tokens:.9f}").replace(
+        "vllm,0.24.0", "vllm,0.33.0"
+    )
     lines = []
     for end in ends:
         for factor in (0.999, 1.001):
