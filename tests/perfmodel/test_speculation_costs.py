@@ -109,7 +109,7 @@ def test_a_drafts_gain_falls_with_the_users_where_the_host_schedules_between_ste
     None
 ):
     """SGLang before 0.5.11 does; measured on eight B200 with DeepSeek-R1 (0.5.9, gamma 2): 1.50 with 4 users, 1.22 with
-    64. From then on only the device's times are left, by which the gain does not fall."""
+    64. From then on only the device's times are left, by which the gain hardly falls."""
     given = Setup.of(
         "deepseek-r1",
         "b200",
@@ -126,7 +126,7 @@ def test_a_drafts_gain_falls_with_the_users_where_the_host_schedules_between_ste
         setup = dataclasses.replace(given, engine=engine, precision=precision)
         gains[version] = predict(setup, constant_profile(0.78), points).speedup
     assert gains["0.5.9"][1] / gains["0.5.9"][0] == pytest.approx(1.22 / 1.50, abs=0.06)
-    assert gains["0.5.23"][1] > 0.95 * gains["0.5.23"][0]
+    assert gains["0.5.23"][1] > 0.9 * gains["0.5.23"][0]
 
 
 def test_a_self_draft_is_priced_as_the_model_runner_runs_it():
@@ -460,7 +460,7 @@ def test_blocks_of_unequal_length_take_the_mean_of_waves(variation: float) -> No
         ("kimi-k2", "b200", 8, 8, "fp8", (2.03, 2.37, 2.66), 0.17),
     ],
 )
-def test_sglangs_overlapped_steps_are_as_much_longer_as_measured(
+def test_sglangs_speculative_steps_are_as_much_longer_as_measured(
     model: str,
     device: str,
     tp: int,
@@ -470,11 +470,11 @@ def test_sglangs_overlapped_steps_are_as_much_longer_as_measured(
     within: float,
 ) -> None:
     """SpecForge's SpecBundle, EAGLE-3 chains of 3, 5 and 7 tokens: tokens per step times the plain speed over the
-    speculative one, on the device whose plain step is nearest. One mixture stays 16 % too fast at K 3."""
+    speculative one, on the device whose plain step is nearest; of December 2025, before steps overlapped."""
     given = Setup.of(
         model,
         device,
-        "sglang",
+        "sglang@0.5.6",
         SpeculationSpec(draft="eagle3", draft_method="eagle3", gamma=7),
         weight_dtype=weights,
         sampling=SamplingSpec(temperature=0.0),
