@@ -38,6 +38,12 @@ from magicdec.perfmodel.plan.standing import (
 )
 from magicdec.perfmodel.planner import Answer, answered, make_plan
 from magicdec.schema.row import Candidate
+from magicdec.specs.attention_kernels import (
+    generation_of,
+    has_backend,
+    layers_of,
+    refusal_of,
+)
 from magicdec.specs.catalog import known_model, load_model_spec
 from magicdec.specs.device import DTYPE_BYTES
 from magicdec.specs.engine import load_engine
@@ -729,6 +735,21 @@ def _on_command(
         find("no bf16", option="--dtype", dtype=dtype, device=device.name)
     elif not device.has_bf16 and format_name(dtype) != "fp16":
         find("no bf16, and none asked for", device=device.name)
+
+    # the attention kernels that it asks for
+    backend = command.attention_backend
+    engine = load_engine(command.engine_profile)
+    if backend and not has_backend(engine, device, backend):
+        find("an attention backend that is not known", backend=backend)
+    for layer in layers_of(model, format_name(request.kv_dtype or "bf16")):
+        generation = generation_of(device)
+        refusal = refusal_of(
+            command.engine, command.version or "", generation, layer, backend
+        )
+        if refusal is not None:
+            why = refusal.says
+            find("a layer that a backend refuses", backend=backend, why=why)
+            break
     return found
 
 

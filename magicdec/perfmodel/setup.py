@@ -16,11 +16,10 @@ from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.op import Where
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
-from magicdec.specs.attention_kernels import AttentionPath, Layer, attention_path
+from magicdec.specs.attention_kernels import AttentionPath, attention_path, layers_of
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.formats import format_name
-from magicdec.specs.mixers import Attention
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
 from magicdec.specs.precision import BF16, Precision
@@ -145,11 +144,7 @@ class Setup(ModelSetup):
             engine = engine.of_draft
             model = self.draft_model or model
             precision = self.draft_precision or precision
-        layers = {
-            Layer(precision.kv_dtype, float(mixer.head_dim), mixer.sinks): None
-            for mixer, _ in model.mixers
-            if isinstance(mixer, Attention)
-        }
+        layers = layers_of(model, precision.kv_dtype)
         return [attention_path(engine, self.hardware, layer) for layer in layers]
 
     @property

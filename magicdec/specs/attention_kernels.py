@@ -15,6 +15,8 @@ import msgspec
 from magicdec.files import converted, read_toml
 from magicdec.specs.device import Device, bytes_per_element
 from magicdec.specs.engine import EngineProfile, version_number
+from magicdec.specs.mixers import Attention
+from magicdec.specs.model import ModelSpec
 
 KERNELS_FILE = Path(__file__).resolve().parent / "data" / "attention_kernels.toml"
 
@@ -114,6 +116,16 @@ class Layer(NamedTuple):
     has_sinks: bool = False
 
 
+def layers_of(model: ModelSpec, kv_dtype: str) -> list[Layer]:
+    """The sorts of a model's layers of attention over caches, but those of latents."""
+    layers = {
+        Layer(kv_dtype, float(mixer.head_dim), mixer.sinks): None
+        for mixer, _ in model.mixers
+        if isinstance(mixer, Attention)
+    }
+    return list(layers)
+
+
 class AttentionPath(NamedTuple):
     """The kernel of a layer's passes."""
 
@@ -145,8 +157,8 @@ def generation_of(hw: Device) -> str:
 
 
 def backend_name(asked: str) -> str:
-    """A backend by the name of today ("FLASHINFER_VLLM_V1" was FLASHINFER's)."""
-    return asked.removesuffix("_VLLM_V1")
+    """vLLM's backend by its name of today ("FLASHINFER_VLLM_V1" was FLASHINFER's)."""
+    return asked.upper().rpartition(".")[2].removesuffix("_VLLM_V1")
 
 
 def attention_path(engine: EngineProfile, hw: Device, layer: Layer) -> AttentionPath:
@@ -160,7 +172,7 @@ def attention_path(engine: EngineProfile, hw: Device, layer: Layer) -> Attention
         engine.version,
         generation_of(hw),
         layer,
-        backend_name(engine.paths.attention_backend),
+        engine.paths.attention_backend,
     )
 
 
@@ -187,6 +199,16 @@ def _chosen(
     either = (tables().kernels["packed"], tables().kernels["fa2"])
     narrow = bytes_per_element(layer.kv_dtype) < 2.0
     return AttentionPath("", either, 0.5 if narrow else 0.0)
+
+
+def has_backend(engine: EngineProfile, hw: Device, backend: str) -> bool:
+    """Whether the kernel behind a backend is known there."""
+    of_engine = engine.kernels.attention_kernels
+    generation = generation_of(hw)
+    return any(
+        row.backend == backend and row.holds(of_engine, engine.version, generation)
+        for row in tables().backends
+    )
 
 
 def refusal_of(

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from magicdec.errors import ConfigError
+from magicdec.specs.attention_kernels import backend_name
 from magicdec.specs.engine import version_number
 from magicdec.specs.serve_command.llama_cpp import llama_cpp_server
 from magicdec.specs.serve_command.manifest import load
@@ -44,6 +45,8 @@ MODES = {
 }
 """vLLM's cudagraph_mode."""
 MOST_TEMPERATURE = 100
+BACKEND_VARIABLE_UNTIL = (0, 15)
+"""vLLM's first version without VLLM_ATTENTION_BACKEND (vllm/envs.py)."""
 BLOCK_TOKENS = 16
 """Tokens of a block of vLLM's cache on CUDA, where --block-size is not given."""
 UNPADDED_BATCHES = (*range(1, 32), 32, 64, 128)
@@ -94,6 +97,7 @@ def command_of(start: Start, given: Given) -> ServeCommand:
     runner = ""
     if "v2_runner" in meanings:
         runner = "V2" if said.truth("v2_runner") else "V1"
+    target_backend, draft_backend = _attention_backends(said)
     memory_fraction = None
     if re.fullmatch(r"0?\.\d{1,6}|1\.0*", meanings.get("memory", "")):
         memory_fraction = float(meanings["memory"])
@@ -118,6 +122,8 @@ def command_of(start: Start, given: Given) -> ServeCommand:
         prompt_part_tokens=_prompt_part(said),
         runner=runner,
         has_microbatches=said.truth("microbatches") is True,
+        attention_backend=target_backend,
+        draft_attention_backend=draft_backend,
         has_custom_all_reduce=said.truth("custom_all_reduce") is not False,
         reaches_peers=said.truth("peers") is not False,
         frees_windows=said.truth("window_cache") is not False,
@@ -377,6 +383,33 @@ def _as_set(said: StatedOptions, speculation: Speculation | None) -> Speculation
         bands=bands,
         by_batch=speculation.by_batch or bands != speculation.bands,
     )
+
+
+def _attention_backends(said: StatedOptions) -> tuple[str, str]:
+    """The attention backends of the target and of the draft, as the engine calls them; "": its own
+    choice. With a draft the target's is the one that verifies."""
+    meanings = said.meanings
+    asked = meanings.get("attention_backend", "")
+    own = meanings.get("draft_attention_backend", "")
+    if said.start.engine == "vllm":
+        asked = asked or text_of(
+            _object(meanings.get("attention_config")).get("backend", "")
+        )
+        older = meanings.get("older_attention_backend", "").upper()
+        number = version_number(said.start.version or "")
+        if older and number and number < BACKEND_VARIABLE_UNTIL:
+            asked = asked or older
+        elif older:
+            said.find("a variable that chose the attention backend", backend=older)
+        inside = _object(meanings.get("speculation"))
+        own = text_of(inside.get("attention_backend", ""))
+        return backend_name(asked), backend_name(own)
+    if said.start.engine == "sglang":
+        side = "decode_attention_backend"
+        if "algorithm" in meanings and meanings.get("verifying_side") != "decode":
+            side = "prefill_attention_backend"
+        return meanings.get(side, asked).lower(), own.lower()
+    return asked.upper(), own
 
 
 def _prompt_part(said: StatedOptions) -> int | None:

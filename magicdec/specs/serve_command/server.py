@@ -107,6 +107,10 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     """"V1" or "V2": vLLM's model runner, where a variable says."""
     has_microbatches: bool = False
     """Whether vLLM overlaps two halves of a batch."""
+    attention_backend: str = ""
+    """The target's attention backend, where the command says."""
+    draft_attention_backend: str = ""
+    """The draft's."""
     has_custom_all_reduce: bool = True
     """Whether the engine sums over ranks by its own kernels."""
     reaches_peers: bool = True
@@ -223,6 +227,8 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
             PathOptions(
                 runner=self.runner,
                 has_microbatches=self.has_microbatches,
+                attention_backend=self.attention_backend,
+                draft_attention_backend=self.draft_attention_backend,
                 context_ranks=self.context_ranks,
                 state_element_bytes=DTYPE_BYTES.get(
                     format_name(self.state_dtype or "")

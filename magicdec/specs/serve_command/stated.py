@@ -49,6 +49,7 @@ NEEDED = (
 OBJECTS = {
     "speculation": "speculative-config",
     "compilation": "compilation-config",
+    "attention_config": "attention-config",
 }
 """Options that take an object whose keys are sorted, by meaning."""
 SAMPLES = {
@@ -59,6 +60,7 @@ SAMPLES = {
     "kv_dtype": "fp8",
     "dtype": "bfloat16",
     "algorithm": "EAGLE3",
+    "attention_backend": "FLASHINFER",
     "method": "eagle3",
     "memory": "0.9",
     **dict.fromkeys(("length", "chunk"), "8192"),
