@@ -29,6 +29,7 @@ from magicdec.live.settings import USUAL_OUTPUT, Change
 from magicdec.naming import draft_name
 from magicdec.perfmodel.intervals import engine_error
 from magicdec.perfmodel.plan.draws import Draws, draws_of
+from magicdec.perfmodel.plan.other_kernel import other_kernel
 from magicdec.perfmodel.plan.request import Case, DraftOption, PlanRequest
 from magicdec.perfmodel.plan.search import DraftRows, every_gamma, most_that_fit
 from magicdec.perfmodel.plan.standing import Standing, packages_of
@@ -246,7 +247,7 @@ def own_draft(
 def changes_of_draft(
     command: ServeCommand, drafted: OwnDraft, free: Answer
 ) -> list[Change]:
-    """Another gamma, no draft, another draft, or gamma by batch; `free`: every draft's answer."""
+    """Another gamma, no draft, another kernel, another draft, or gamma by batch; `free`: every draft's answer."""
     speculation = command.speculation
     assert speculation is not None
     row = drafted.row
@@ -285,6 +286,13 @@ def changes_of_draft(
             "a step with drafts costs more than its tokens are worth",
         )
     )
+    kernel = other_kernel(drafted.case, drafted.option, row, row)
+    if kernel is not None:
+        gain = kernel.gain
+        over = Over(gain=gain.speedup, low=gain.low, high=gain.high)
+        changes.append(
+            over.change(f"Verify with {kernel.backend}", kernel.option, kernel.reason)
+        )
     others = []
     for other in free.drafted:
         if (other.draft, other.draft_method) != (row.draft, row.draft_method):

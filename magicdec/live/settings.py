@@ -28,7 +28,7 @@ from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.footprint import weights_bytes
 from magicdec.perfmodel.kernels.links import RINGS, AllReduceCurve
 from magicdec.perfmodel.plan.request import Case, DraftOption
-from magicdec.perfmodel.plan.search import search
+from magicdec.perfmodel.plan.search import same_on
 from magicdec.schema.row import Candidate, Gain
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.engine_path import PathOptions
@@ -129,16 +129,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
     def row_as(self, engine: EngineProfile) -> Candidate | None:
         """The row's configuration on an engine that is set otherwise; None: it does not run."""
-        options: tuple[DraftOption, ...] = ()
-        if self.option is not None:
-            options = (self.option,)
-        case = replace(self.case, engine=engine, options=options)
-        for of_draft in search(case, None):
-            for row in of_draft.rows:
-                is_same = row.gamma == self.row.gamma
-                if is_same and row.draft_budget == self.row.draft_budget:
-                    return row
-        return None
+        return same_on(engine, self.case, self.option, self.row)
 
 
 # The paths

@@ -43,6 +43,7 @@ from magicdec.perfmodel.plan.choice import (
 )
 from magicdec.perfmodel.plan.drafts import draft_options, load_profiles
 from magicdec.perfmodel.plan.explain import notes, outlook, with_paying_rate
+from magicdec.perfmodel.plan.other_kernel import other_kernel
 from magicdec.perfmodel.plan.request import (
     Case,
     DraftOption,
@@ -321,6 +322,9 @@ def _choice(
     for draft in searched:
         if draft.option is not None and draft.option.acceptance.fault:
             faults.append(draft.option.acceptance.fault)
+    kernel = None
+    if shown is not None and (option := searched.origin(shown).option) is not None:
+        kernel = other_kernel(case, option, shown, best)
     return Choice(
         row=best,
         outcome=outcome,
@@ -335,6 +339,7 @@ def _choice(
         tied=chosen.tied,
         evidence=None if shown is None else searched.evidence(shown),
         with_plugin=faster_with_plugin(ranking),
+        other_kernel=kernel,
         to_train=to_train,
     )
 

@@ -14,7 +14,14 @@ from magicdec.reports.arrivals import percentiles_line
 from magicdec.reports.data import candidate_record
 from magicdec.reports.words import probability_of
 from magicdec.schema.gamma_table import BatchBand, nearest
-from magicdec.schema.plan import UNKNOWN_SITE, GammaTable, Plan, Site, TrafficLoad
+from magicdec.schema.plan import (
+    UNKNOWN_SITE,
+    GammaTable,
+    OtherKernel,
+    Plan,
+    Site,
+    TrafficLoad,
+)
 from magicdec.schema.record import Record
 from magicdec.schema.row import Candidate, Verdict
 from magicdec.units import MIB, MILLI, format_interval, format_number, format_seconds
@@ -63,6 +70,8 @@ class Deployment:
     weight_dtype: str = "bf16"
     other_weights: str = ""
     """The format that a plan asked for, where the checkpoint has another one."""
+    kernel: OtherKernel | None = None
+    """Another attention backend that surely gains."""
     quantization: str = ""
     """The option that makes it of the checkpoint; "": another checkpoint is needed."""
 
@@ -176,6 +185,7 @@ def read_deployment(
         kv_dtype=plan.precision.kv_dtype,
         weight_dtype=plan.precision.weight_dtype,
         other_weights=other_weights,
+        kernel=plan.choice.other_kernel,
     )
 
 
@@ -238,6 +248,10 @@ def heading(engine: str, plan: Deployment) -> list[str]:
         lines.append(_times(plan.candidate))
     if plan.receives_prompts:
         lines.append(f"Prompts come from a prefilling pool: {RECEIVING[engine]}.")
+    if plan.kernel is not None and plan.kernel.engine == engine:
+        gain = plan.kernel.gain
+        times = f"{gain.speedup:.2f} times as fast ({format_interval(gain.low, gain.high, to=' to ')})"
+        lines.append(f"{plan.kernel.option}: {times}: {plan.kernel.reason}.")
     if plan.reason:
         lines.append(f"Note: {plan.reason}.")
     if plan.name == plan.model:

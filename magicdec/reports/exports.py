@@ -154,7 +154,16 @@ def _vllm(plan: Deployment) -> str:
         return comment(lines) + command(words)
     config = _vllm_speculation(plan, lines)
     words.append(["--speculative-config", _json_word(config)])
+    words += kernel_words("vllm", plan)
     return comment(lines) + command(words)
+
+
+def kernel_words(engine: str, plan: Deployment) -> Words:
+    """The attention backend that surely gains, where a flag asks for it."""
+    kernel = plan.kernel
+    if kernel is None or kernel.engine != engine or not kernel.option.startswith("--"):
+        return []
+    return [kernel.option.split()]
 
 
 def _vllm_speculation(plan: Deployment, lines: list[str]) -> dict[str, Any]:
@@ -363,6 +372,7 @@ def _sglang(plan: Deployment) -> str:
     lines += unsupported("sglang", plan, has_window=bool(window))
     if can_speculate(plan):
         words += _sglang_draft(plan, lines)
+        words += kernel_words("sglang", plan)
         words += _sglang_schedule(plan, lines)
         words += _sglang_sampling(plan.best, lines)
         if plan.synthetic_tokens is not None:

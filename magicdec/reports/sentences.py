@@ -27,6 +27,7 @@ from magicdec.units import (
     MILLI,
     PERCENT,
     format_count,
+    format_interval,
     format_number,
     format_percent,
     format_seconds,
@@ -486,6 +487,21 @@ def verification_line(case: CaseAnswer) -> str:
     times = f"{format_number(after_ms)} ms instead of {format_number(before_ms)}"
     takes = "take" if name.endswith("s") else "takes"
     return f"{line}; {name} alone {takes} {times}."
+
+
+def kernel_line(choice: Choice) -> str:
+    """Another attention backend that surely gains."""
+    other = choice.other_kernel
+    if other is None:
+        return ""
+    gain = other.gain
+    what = "as fast"
+    if not choice.is_speculative:
+        what = "as fast with that draft"
+    return (
+        f"{other.option}: {gain.speedup:.2f}x {what} ({format_interval(gain.low, gain.high)}); "
+        f"{other.reason}."
+    )
 
 
 def _seconds_by_operation(case: CaseAnswer, name: str) -> dict[str, float]:

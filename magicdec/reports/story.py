@@ -73,6 +73,7 @@ KINDS: dict[str, StatementKind] = {
         45, lambda s: sentences.worth_profiling(s.plan, s.case)
     ),
     "verification": StatementKind(68, lambda s: sentences.verification_line(s.case)),
+    "kernel": StatementKind(88, lambda s: sentences.kernel_line(s.choice)),
     "plugin": StatementKind(50, lambda s: sentences.plugin_line(s.choice)),
     "setting": StatementKind(
         85,

@@ -32,6 +32,7 @@ from magicdec.schema.row import (
     Verdict,
     columns,
 )
+from magicdec.units import MILLI, format_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -288,6 +289,37 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     """The command that measures its acceptance; "": it was measured or given."""
 
 
+class OtherKernel(msgspec.Struct, frozen=True, kw_only=True):
+    """Another attention backend of the engine, with which the choice's draft, or the left-out one, surely
+    is faster than the choice."""
+
+    engine: str
+    backend: str
+    option: str
+    """The option that asks for it."""
+    kernel: str
+    usual_kernel: str
+    gain: Gain
+    """In tokens per second over the choice."""
+    verify_s: float
+    usual_verify_s: float
+    costs: str
+    """What it costs, in words; empty: nothing is known."""
+
+    @property
+    def reason(self) -> str:
+        """Why it is faster, and what it costs."""
+        verify_ms = format_number(self.verify_s / MILLI)
+        usual_ms = format_number(self.usual_verify_s / MILLI)
+        reason = (
+            f"verification takes {verify_ms} ms, not {usual_ms}: {self.kernel} splits a context over the "
+            f"device, {self.usual_kernel} does not for several tokens; no server was measured with both"
+        )
+        if self.costs:
+            reason += f"; {self.costs}"
+        return reason
+
+
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """The one answer that every table, export and page shows: a configuration, its baseline and
     why.
@@ -328,6 +360,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """The best configuration of drafts that need magicdec's plugin, where the plugin was not asked
     for and it is faster than the choice. It is never exported.
     """
+    other_kernel: OtherKernel | None = None
     to_train: Candidate | None = None
     """The best configuration of a draft that was asked for and is not published for the model, with
     the acceptance of other models' drafts. It is never chosen nor exported.

@@ -77,7 +77,11 @@ class BackendRow(Row, frozen=True, kw_only=True):
 
     backend: str
     kernel: str
+    or_kernel: str = ""
+    """Another that may be the one."""
     graphs: Literal["whole", "one_token"] = "whole"
+    costs: str = ""
+    """What it costs where another is the default, in words."""
 
 
 class DefaultRow(Row, frozen=True, kw_only=True):
@@ -135,11 +139,17 @@ class AttentionPath(NamedTuple):
     """The kernel's law; two where either may be right."""
     loses_graphs: float = 0.0
     """Chance that a pass of several tokens replays no whole captured graph with it."""
+    costs: str = ""
+    """What it costs where another is the default, in words."""
 
     @property
     def title(self) -> str:
         """Its kernel in words."""
         return " or ".join(law.title for law in self.laws)
+
+    def splits(self, query_len: float) -> bool:
+        """Whether it splits the context for so many query tokens."""
+        return all(query_len <= law.splits_to for law in self.laws)
 
 
 @lru_cache(maxsize=1)
@@ -193,12 +203,37 @@ def _chosen(
             continue
         for row in tables().backends:
             if row.backend == backend and row.holds(engine, version, generation):
-                law = tables().kernels[row.kernel]
+                names = filter(None, (row.kernel, row.or_kernel))
+                laws = tuple(tables().kernels[name] for name in names)
                 loses = 1.0 if row.graphs == "one_token" else 0.0
-                return AttentionPath(backend, (law,), loses)
+                return AttentionPath(backend, laws, loses, row.costs)
     either = (tables().kernels["packed"], tables().kernels["fa2"])
     narrow = bytes_per_element(layer.kv_dtype) < 2.0
     return AttentionPath("", either, 0.5 if narrow else 0.0)
+
+
+def splitting_backends(
+    engine: EngineProfile, hw: Device, layers: list[Layer], query_len: float
+) -> list[str]:
+    """Backends that split the context of all these layers for several query tokens, where one that
+    the engine runs does not; the first that it would try first."""
+    paths = [attention_path(engine, hw, layer) for layer in layers]
+    if all(path.splits(query_len) or not path.backend for path in paths):
+        return []
+    names = dict.fromkeys(
+        row.backend
+        for row in tables().backends
+        if row.holds(
+            engine.kernels.attention_kernels, engine.version, generation_of(hw)
+        )
+    )
+    splitting = []
+    for name in names:
+        asked = engine.with_constants({"paths.attention_backend": name})
+        others = [attention_path(asked, hw, layer) for layer in layers]
+        if all(path.backend == name and path.splits(query_len) for path in others):
+            splitting.append(name)
+    return splitting
 
 
 def has_backend(engine: EngineProfile, hw: Device, backend: str) -> bool:

@@ -192,6 +192,8 @@ class EngineGraphs(EngineTable, frozen=True, kw_only=True):
     uncaptured_pass_s: float = 0.0
     """Per pass that runs outside captured graphs because the target's attention kernel, or the
     draft's, is captured for one query token alone."""
+    uncaptured_error: float = 0.0
+    """Relative error (one standard deviation) of what such a pass adds."""
     prefill_layer_overhead_s: float = 0.0
     """Per layer of a pass with prompts in it: it runs outside captured graphs."""
     piecewise_host_layer_s: float = 0.0
@@ -459,6 +461,8 @@ class EngineOptions(EngineTable, frozen=True, kw_only=True):
     """Tokens of a prompt that one step reads."""
     captured: str = ""
     """Largest step that has a graph."""
+    attention_backend: str = ""
+    """The target's attention backend."""
     asynchronous: str = ""
     """Undoes the setting that keeps a step from being scheduled while another runs."""
     prefix_cache: str = ""

@@ -30,6 +30,7 @@ def row_of(**fields: Any) -> Any:
         "between_tokens_s": 1.0,
         "is_speculative": True,
         "batch_size": 1,
+        "layout": 1,
         "draft_method": "eagle3",
         "gamma": 3,
     }
@@ -45,6 +46,7 @@ rows = st.lists(
         rate=few,
         between_tokens_s=few,
         batch_size=st.integers(1, 3),
+        layout=st.integers(1, 2),
     ),
     max_size=8,
 )
@@ -93,7 +95,7 @@ def test_the_choice_keeps_limits_then_fits_then_is_the_fastest(
 
 
 @given(rows=rows, refused=st.sets(st.integers(1, 3)), batch=st.integers(1, 3))
-def test_the_draft_left_out_is_the_fastest_of_the_same_batch_if_there_is_one(
+def test_the_draft_left_out_is_the_fastest_of_the_same_batch_and_layout_if_there_is_one(
     rows: list[Any], refused: set[int], batch: int
 ) -> None:
     for number, row in enumerate(rows):
@@ -107,6 +109,7 @@ def test_the_draft_left_out_is_the_fastest_of_the_same_batch_if_there_is_one(
     ranking = choice.Ranking(place=0, best=best, drafted=rows, admitted=admitted)
     found = choice.fastest_left_out(ranking)
     of_batch = [row for row in admitted if row.batch_size == batch] or admitted
+    of_batch = [row for row in of_batch if row.layout == best.layout] or of_batch
     if not of_batch:
         assert found is None
     else:

@@ -237,5 +237,8 @@ def uncaptured(setup: Setup, layers: int) -> list[Op]:
         + layers * engine.graphs.prefill_layer_overhead_s
     )
     op = fixed("uncaptured", "overhead", chance * seconds)
-    spread_s = np.asarray(math.sqrt(chance * (1.0 - chance)) * seconds)
+    error = math.hypot(
+        math.sqrt(chance * (1.0 - chance)), chance * engine.graphs.uncaptured_error
+    )
+    spread_s = np.asarray(error * seconds)
     return [replace(op, spread_s=spread_s)]

@@ -295,14 +295,17 @@ def preferred(
 
 
 def fastest_left_out(ranking: Ranking) -> Candidate | None:
-    """The drafted row of the same batch with the highest gain, where no draft is chosen; of all
-    batches where none is of the same.
+    """The drafted row of the same batch and layout with the highest gain, where no draft is chosen; of
+    all batches and layouts where none is of the same. A gain is over the same layout without a draft,
+    so another layout's, which may not even fit, tells nothing of the choice.
     """
-    if ranking.best.is_speculative:
+    best = ranking.best
+    if best.is_speculative:
         return None
-    batch = ranking.best.batch_size
-    same_batch = [row for row in ranking.admitted if row.batch_size == batch]
+    same_batch = [row for row in ranking.admitted if row.batch_size == best.batch_size]
     rows = same_batch or ranking.admitted
+    same_layout = [row for row in rows if row.layout == best.layout]
+    rows = same_layout or rows
     return max(rows, key=lambda row: row.gain.speedup, default=None)
 
 

@@ -28,6 +28,7 @@ from magicdec.schema.evidence import LaneEvidence
 from magicdec.schema.request import MAX_BATCH
 from magicdec.schema.row import Candidate
 from magicdec.specs.device import LEAST_LESS, MOST_LESS
+from magicdec.specs.engine import EngineProfile
 from magicdec.specs.parallel import valid_tp_sizes
 from magicdec.specs.precision import Precision
 from magicdec.units import GIB
@@ -186,6 +187,22 @@ def largest_that_runs(
     rate = whole.full(users.rate_per_gpu).ravel()[able]
     best = whole.take(able[[np.argmax(rate)]])
     return candidates(narrowed, best, option.acceptance, baseline=None)[0]
+
+
+def same_on(
+    engine: EngineProfile, case: Case, option: DraftOption | None, row: Candidate
+) -> Candidate | None:
+    """The row's configuration on an engine that is set otherwise; None: it does not run."""
+    options: tuple[DraftOption, ...] = ()
+    if option is not None:
+        options = (option,)
+    otherwise = dataclasses.replace(case, engine=engine, options=options)
+    for of_draft in search(otherwise, None):
+        for other in of_draft.rows:
+            is_same = (other.gamma, other.batch_size) == (row.gamma, row.batch_size)
+            if is_same and other.draft_budget == row.draft_budget:
+                return other
+    return None
 
 
 def every_gamma(

@@ -1,0 +1,106 @@
+"""The attention kernel by engine, version, device, cache and heads, as their sources choose it."""
+
+from __future__ import annotations
+
+import pytest
+
+from magicdec.perfmodel.kernels.profile import load_hardware
+from magicdec.specs.attention_kernels import (
+    Layer,
+    attention_path,
+    layers_of,
+    splitting_backends,
+    tables,
+)
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import load_engine
+from magicdec.specs.engine_path import PathOptions
+
+CHOSEN = [
+    # engine, device, layer, backend, whether verification keeps its graphs
+    ("vllm", "a100", Layer(), "FLASH_ATTN", True),
+    ("vllm", "rtx-4090", Layer(), "FLASH_ATTN", True),
+    ("vllm", "rtx-5090", Layer(), "FLASH_ATTN", True),
+    ("vllm", "gb10", Layer(), "FLASH_ATTN", True),
+    ("vllm", "h100", Layer("fp8"), "FLASH_ATTN", True),
+    ("vllm", "b200", Layer(), "FLASHINFER", True),
+    ("vllm@0.8.5", "b200", Layer(), "FLASH_ATTN", True),
+    ("vllm@0.32", "a100", Layer("fp8"), "FLASHINFER", False),
+    ("vllm@0.33", "a100", Layer("fp8"), "FLASHINFER", True),
+    ("vllm@0.10", "a100", Layer("fp8"), "FLASHINFER", True),
+    ("vllm@0.27.1", "rtx-5090", Layer("fp8"), "FLASHINFER", False),
+    ("vllm@0.28", "rtx-5090", Layer("fp8"), "FLASHINFER", True),
+    ("vllm", "rtx-3090", Layer("int8"), "TRITON_ATTN", True),
+    ("vllm", "a100", Layer(has_sinks=True), "TRITON_ATTN", True),
+    ("vllm@0.20", "a100", Layer(head_dim=512), "TRITON_ATTN", True),
+    ("vllm@0.20", "t4", Layer(), "FLASHINFER", False),
+    ("vllm", "t4", Layer(), "TRITON_ATTN", True),
+    ("sglang", "a100", Layer(), "flashinfer", True),
+    ("sglang", "a100", Layer(has_sinks=True), "triton", True),
+    ("sglang", "h100", Layer(), "fa3", True),
+    ("sglang", "b200", Layer(), "trtllm_mha", True),
+    ("sglang@0.5.2", "b200", Layer(), "flashinfer", True),
+    ("trtllm", "a100", Layer(), "TRTLLM", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("engine", "device", "layer", "backend", "has_graphs"), CHOSEN)
+def test_the_backend_is_the_first_that_takes_the_layer(
+    engine, device, layer, backend, has_graphs
+):
+    path = attention_path(load_engine(engine), load_hardware(device), layer)
+    assert path.backend == backend
+    assert (path.loses_graphs == 0.0) == has_graphs
+
+
+def test_a_backend_that_is_asked_for_runs_where_it_takes_the_layer():
+    engine = load_engine("vllm@0.32").as_set(
+        PathOptions(attention_backend="FLASHINFER")
+    )
+    ampere = load_hardware("a100")
+    assert attention_path(engine, ampere, Layer()).backend == "FLASHINFER"
+    assert attention_path(engine, ampere, Layer("int8")).backend == "TRITON_ATTN"
+    # from 0.22 on the draft chooses for itself, as SGLang's never does
+    assert engine.of_draft.paths.attention_backend == ""
+    older = load_engine("vllm@0.21").as_set(PathOptions(attention_backend="FLASHINFER"))
+    assert older.of_draft.paths.attention_backend == "FLASHINFER"
+
+
+def test_nobody_knows_the_kernel_of_a_device_without_a_generation():
+    unknown = load_hardware("mi300x")
+    laws = attention_path(load_engine("vllm"), unknown, Layer()).laws
+    assert {law.packs for law in laws} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "model", "tokens", "splitting"),
+    [
+        ("vllm", "a100", "llama-3.1-8b", 4, {"FLASHINFER", "TRITON_ATTN"}),
+        ("vllm", "a100", "llama-3.1-8b", 16, {"FLASHINFER"}),
+        ("vllm@0.32", "a100", "llama-3.1-8b", 4, {"FLASHINFER"}),
+        ("vllm@0.32", "a100", "gpt-oss-20b", 4, set()),
+        ("vllm", "a100", "llama-3.1-8b", 1, set()),
+        ("vllm@0.28", "h100", "llama-3.1-8b", 4, set()),
+        ("sglang", "a100", "llama-3.1-8b", 4, set()),
+    ],
+)
+def test_backends_that_split_the_context_where_the_usual_one_does_not(
+    engine, device, model, tokens, splitting
+):
+    layers = layers_of(load_model_spec(model), "bf16")
+    found = splitting_backends(
+        load_engine(engine), load_hardware(device), layers, float(tokens)
+    )
+    assert set(found) == splitting
+
+
+def test_every_row_names_a_kernel_and_every_default_a_backend():
+    known = tables()
+    named = {(row.engine, row.backend) for row in known.backends}
+    for row in known.backends:
+        assert {row.kernel, row.or_kernel} <= {*known.kernels, ""}
+    for row in known.defaults:
+        assert {(row.engine, backend) for backend in row.backends} <= named
+    for row in known.refusals:
+        assert (row.engine, row.backend) in named
+        assert row.address
