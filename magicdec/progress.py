@@ -86,7 +86,6 @@ def shown_progress(quiet: bool) -> Iterator[Progress]:
         )
         return
     from rich.console import Console
-    from rich.markup import escape
     from rich.progress import (
         BarColumn,
         Progress,
@@ -99,12 +98,13 @@ def shown_progress(quiet: bool) -> Iterator[Progress]:
     bar = Progress(
         TextColumn(
             "{task.description}",
+            markup=False,
             table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
         ),
         BarColumn(bar_width=12),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=Console(stderr=True, markup=False),
         auto_refresh=False,
         transient=True,
         redirect_stdout=False,
@@ -115,16 +115,16 @@ def shown_progress(quiet: bool) -> Iterator[Progress]:
 
     def show(message: str) -> None:
         if isinstance(message, Done):
-            bar.console.print(escape(message), highlight=False, soft_wrap=True)
+            bar.console.print(message, highlight=False, soft_wrap=True)
         elif isinstance(message, StepMessage):
             if (
                 bar.tasks[0].total != message.total
                 or message.done < bar.tasks[0].completed
             ):
                 bar.reset(task, total=message.total)
-            bar.update(task, completed=message.done, description=escape(message))
+            bar.update(task, completed=message.done, description=message)
         else:
-            bar.update(task, description=escape(message))
+            bar.update(task, description=message)
         bar.refresh()
 
     with bar:

@@ -266,7 +266,6 @@ def _look(where: Address, asked: ObserveOptions) -> Observation:
 
 
 def _watch(where: Address, view: View, asked: ObserveOptions) -> None:
-    from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
@@ -278,7 +277,7 @@ def _watch(where: Address, view: View, asked: ObserveOptions) -> None:
     history: list[Observation] = []
     with Live(
         Text("waiting for the second scrape"),
-        console=Console(width=console().width, highlight=False),
+        console=console(),
         auto_refresh=False,
     ) as screen:
 

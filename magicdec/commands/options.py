@@ -12,15 +12,18 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
-from rich.console import Console
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from magicdec.commands.engine_options import as_ours, quoted_server_command
 from magicdec.errors import ConfigError, unknown_choice
+from magicdec.reports.text import plain_console
 from magicdec.units import parse_count, parse_share
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 T = TypeVar("T")
 
@@ -469,18 +472,14 @@ def print_fault(fault: str) -> None:
 
 def table_console() -> Console:
     """A console for tables: as wide as the terminal, plain text and 80 columns when piped."""
-    if sys.stdout.isatty():
-        return Console(emoji=False, highlight=False)
-    return Console(emoji=False, highlight=False, width=PIPED_WIDTH)
+    return plain_console(None if sys.stdout.isatty() else PIPED_WIDTH)
 
 
 def console() -> Console:
     """A console for stdout: at most 100 columns, plain text when piped."""
     if sys.stdout.isatty():
-        width = Console(emoji=False, highlight=False).width
-    else:
-        width = TEXT_WIDTH
-    return Console(emoji=False, highlight=False, width=min(width, TEXT_WIDTH))
+        return plain_console(min(plain_console().width, TEXT_WIDTH))
+    return plain_console(TEXT_WIDTH)
 
 
 def server_tp(tp: int | None, hardware: str | None) -> int:

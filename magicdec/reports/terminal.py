@@ -46,6 +46,8 @@ RUN_HEADS = (
 
 def print_run(results: Sequence[Record], console: Console) -> None:
     """Prints the results of `magicdec run`: one row per configuration, then the acceptance."""
+    from rich.text import Text
+
     if not results:
         return
     first = results[0]
@@ -55,8 +57,10 @@ def print_run(results: Sequence[Record], console: Console) -> None:
     device = first.device or "cpu"
     load = f"batch {first.batch_size}, context {first.context_len}"
     console.print(
-        f"[bold]{first.model}[/bold] on {device} ({first.dtype}), {load}, "
-        f"temperature {first.temperature:g}"
+        Text.assemble(
+            (str(first.model), "bold"),
+            f" on {device} ({first.dtype}), {load}, temperature {first.temperature:g}",
+        )
     )
     rows = [_run_row(record) for record in results]
     console.print(text_table(RUN_HEADS, rows))
@@ -219,7 +223,7 @@ def print_groups(groups: Sequence[Mapping[str, Any]], console: Console) -> None:
     to be a table.
     """
     for group in groups:
-        console.print(f"[bold]{group.get('name', '')}[/bold]", soft_wrap=True)
+        console.print(str(group.get("name", "")), style="bold", soft_wrap=True)
         values = []
         for name, value in group.items():
             if name in GROUP_LABELS or name in GROUP_CONSTANTS:
@@ -309,9 +313,9 @@ def _lost(regret: float, error: float | None) -> str:
 
 
 def print_verdict(failures: Sequence[str], console: Console) -> None:
+    from rich.text import Text
+
     for failure in failures:
-        console.print(f"[bold]threshold missed:[/bold] {failure}", soft_wrap=True)
-    verdict = "[bold]passed[/bold]"
-    if failures:
-        verdict = "[bold]failed[/bold]"
-    console.print(verdict)
+        missed = Text.assemble(("threshold missed:", "bold"), f" {failure}")
+        console.print(missed, soft_wrap=True)
+    console.print("failed" if failures else "passed", style="bold")

@@ -105,7 +105,8 @@ def _print_why(console: Console, answer: Plan) -> None:
     if row.is_speculative:
         drafted = f" with {drafting_of(row)}"
     console.print(
-        f"[bold]where a step's time goes{drafted} (the draft's row is one of its steps)[/bold]"
+        f"where a step's time goes{drafted} (the draft's row is one of its steps)",
+        style="bold",
     )
     if answer.path:
         console.print(f"priced as {answer.engine} runs it, {answer.path}")
@@ -146,7 +147,7 @@ def _print_cases(console: Console, answer: Plan) -> None:
         num_asked = len(answer.request.hardware)
         lines.insert(0, to_buy(answer.offers, num_asked=num_asked, load=load))
     first, *others = lines
-    console.print(f"[bold]{first}[/bold]")
+    console.print(first, style="bold")
     for line in others:
         console.print(line)
     place = f"{model_text(answer)}, {answer.engine}"
@@ -187,7 +188,7 @@ def _print_told(
 ) -> None:
     """Statements around the table of drafts, without those that close the answer."""
     first, *others = story
-    console.print(f"[bold]{first.text}[/bold]")
+    console.print(first.text, style="bold")
     for line in of_kinds(others, BEFORE_TABLE):
         console.print(line)
     if rows:
@@ -212,8 +213,9 @@ def _print_further_tables(console: Console, case: CaseAnswer) -> None:
     _print_rows(console, "layouts of a replica, each at its best", case.layouts)
     if any(map(any, case.gamma_table.gamma)):
         console.print(
-            f"[bold]gamma of {case.gamma_table.draft_name} by batch and context; 0: "
-            "off, ?: unclear, !: slower than without it, -: no room[/bold]"
+            f"gamma of {case.gamma_table.draft_name} by batch and context; 0: "
+            "off, ?: unclear, !: slower than without it, -: no room",
+            style="bold",
         )
         console.print(_gamma_table(case.gamma_table, console.width))
 
@@ -384,9 +386,11 @@ def _print_rows(
     of: str = "",
 ) -> None:
     """A table under its title; `of`: what its cells hold, where the headings do not say."""
+    from rich.text import Text
+
     if rows:
         suffix = f" ({of})" if of else ""
-        console.print(f"[bold]{title}[/bold]{suffix}")
+        console.print(Text.assemble((title, "bold"), suffix))
         console.print(_table(rows, console.width, columns))
 
 
@@ -446,7 +450,7 @@ def _print_traffic(
     """The devices, the percentiles of the layouts compared, and what to note; `every` adds all
     rates.
     """
-    console.print(f"[bold]{traffic_line(traffic)}[/bold]")
+    console.print(traffic_line(traffic), style="bold")
     rate = format_number(traffic.rate_per_s)
     console.print(percentiles_line(traffic.best))
     sure = sure_devices_line(traffic)

@@ -9,6 +9,7 @@ from magicdec.redaction import quoted
 from magicdec.units import KIB
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 GAMMA = "\u03b3"
@@ -74,8 +75,8 @@ def text_table(
     Where it does not fit the terminal, the columns with a heading in `wraps` break over lines
     between words; None: all columns do, headings too.
     """
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     heads = list(map(_printable_lines, heads))
     rows = [list(map(_printable_lines, row)) for row in rows]
@@ -91,14 +92,14 @@ def text_table(
         if _are_numbers(texts, is_first=place == 0):
             justify = "right"
         table.add_column(
-            escape(head),
+            Text(head),
             justify=justify,
             overflow="fold",
             no_wrap=wraps is not None and head not in wraps,
             min_width=_widest(head, (head, *texts), wraps),
         )
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -117,13 +118,26 @@ def _are_numbers(texts: Sequence[str], *, is_first: bool) -> bool:
     return True
 
 
+def plain_console(
+    width: int | None = None, *, color_system: Literal["auto"] | None = "auto"
+) -> Console:
+    """The console that all text is printed on: brackets and colons in it are no markup."""
+    from rich.console import Console
+
+    return Console(
+        width=width,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        color_system=color_system,
+    )
+
+
 def table_lines(
     heads: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = 100
 ) -> list[str]:
     """Lays out a `text_table` as lines of text."""
-    from rich.console import Console
-
-    console = Console(width=width, emoji=False, highlight=False, color_system=None)
+    console = plain_console(width, color_system=None)
     with console.capture() as captured:
         console.print(text_table(heads, rows))
     return [line.rstrip() for line in captured.get().splitlines()]
