@@ -5,12 +5,15 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from evidence.kernel_tables import TABLES, held_out, read_table
+from evidence import DATA
+from evidence.kernel_tables import TABLES, held_out, read_table, refit, select
 from evidence.kernels import validate_kernels
 from magicdec.errors import ConfigError
+from magicdec.perfmodel.kernels.links import AllReduceCurve, Message, all_reduce_time
 from magicdec.perfmodel.kernels.profile import load_hardware
 from tests.kernels import gemm_time
 
@@ -338,3 +341,35 @@ def test_rows_of_an_unknown_device_leave_those_of_the_others(tmp_path):
     assert "h999" in unknown["refused"]
     assert unknown["mape"] is None
     assert known["mape"] == pytest.approx(0.1, abs=0.1)
+
+
+def test_sums_of_more_than_two_boards_cross_one_bridge():
+    """Four L40S, every second size left out of the fit in turn; and a board that nobody timed, to
+    which the law that time goes with p - 1 is all that is known."""
+    kernels = DATA / "kernels"
+    table, of_devices = read_table(kernels / "allreduce_bf16.csv.gz")
+    _, of_four = read_table(kernels / "allreduce_l40s_tp4.csv")
+    (two_and_eight,) = (
+        rows for key, rows in of_devices.items() if key.device == "l40s-48gb"
+    )
+    (four,) = of_four.values()
+    bare = msgspec.structs.replace(load_hardware("l40s-48gb"), allreduce=None)
+    is_even = np.arange(four["time_s"].size) % 2 == 0
+    errors = []
+    for is_known in (is_even, ~is_even):
+        known = select(four, is_known)
+        rows = {
+            name: np.concatenate([two_and_eight[name], known[name]]) for name in known
+        }
+        fitted = refit(table, bare, rows)
+        unseen = select(four, ~is_known)
+        predicted = AllReduceCurve.of(fitted).table_seconds(
+            fitted, table.work(unseen, "")
+        )
+        errors.append(np.abs(predicted / unseen["time_s"] - 1.0))
+    assert np.concatenate(errors).mean() < 0.09
+    untimed = load_hardware("a100-pcie-80gb")
+    large = float(1 << 30)
+    four_s, eight_s = all_reduce_time(untimed, Message(large, np.array([4.0, 8.0])))
+    assert four_s == pytest.approx(431e-3, rel=0.1)  # as four L40S, on PCIe 4.0 too
+    assert eight_s / four_s == pytest.approx(7 / 3, rel=1e-3)

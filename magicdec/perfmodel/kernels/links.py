@@ -11,8 +11,9 @@ All-reduce of S bytes over p ranks, each with a link of B bytes/s per direction:
 The direct kernels (vLLM's custom all-reduce, and the like) read peers' memory with a fixed grid of
 threads; they turn two-shot at fixed sizes (two ranks never), and hand over to the switch or a bulk
 algorithm from `direct_bytes` on. Without peer access (more than two ranks on PCIe) a ring is all
-there is. Constants are shared by all p. Over n nodes of q ranks, each with a network link of B_n
-bytes/s (an estimate with NCCL's constants: nothing of it was measured):
+there is, whose traffic crosses one bridge: x is about 1, so its time goes with p − 1. Constants are
+shared by all p. Over n nodes of q ranks, each with a network link of B_n bytes/s (an estimate with
+NCCL's constants: nothing of it was measured):
 
     T(S, q) + base + 2(n-1)·hop + 2(n-1)/n·S / (q·B_n)
 
@@ -66,8 +67,11 @@ SEND_BASE_S = 1e-5
 """Latency of sending to one other rank: p2p_latency of aiconfigurator-core's system files, which
 calls it its own correction."""
 KERNEL_LAUNCH_S = 4e-6
-RING_EXPONENT = 0.5
-"""Generic `AllReduceCurve.rank_exponent` of a ring over PCIe."""
+RING_EXPONENT = 1.0
+"""Generic `AllReduceCurve.rank_exponent` of a ring over PCIe: 1 GiB takes 431 and 961 ms on four and
+eight L40S, as 3 to 7 (aiconfigurator-core 0.12.0)."""
+RING_EFFICIENCY = 0.25
+"""Generic `AllReduceCurve.ring_efficiency`, likewise: half of what two ranks reach."""
 RINGS = ("pcie", "shared-memory")
 """Links without access to peers' memory."""
 SWITCH_SIZES = tuple(float(2**power) for power in range(20, 26))
@@ -132,6 +136,9 @@ class AllReduceCurve(FittedCurve, frozen=True, kw_only=True):
     rank_exponent: Annotated[float, Free(spread=0.3, scale="linear")] = 0.0
     """Bulk and ring bandwidth fall as (ranks/2) to this power (below 0: they rise)."""
     ring_hop_s: float = 1.3e-6
+    ring_efficiency: float | None = None
+    """Share of the link's bandwidth that a ring of more than `direct_ranks` gets for bulk messages;
+    None: `bulk_efficiency`, which two ranks with peer access reach too."""
 
     def unfitted(self) -> "AllReduceCurve":
         """A curve with these algorithms for these ranks and sizes, without fitted constants."""
@@ -152,14 +159,21 @@ class AllReduceCurve(FittedCurve, frozen=True, kw_only=True):
         if known is not None:
             return known
         overhead_s = KERNEL_LAUNCH_S + hw.link.latency_s
-        if hw.link.topology in RINGS:
-            return cls(
-                library="generic ring",
-                direct_ranks=2,
-                rank_exponent=RING_EXPONENT,
-                overhead_s=overhead_s,
-            )
-        return cls(overhead_s=overhead_s)
+        if hw.link.topology not in RINGS:
+            return cls(overhead_s=overhead_s)
+        ring = cls(
+            library="generic ring",
+            direct_ranks=2,
+            rank_exponent=RING_EXPONENT,
+            overhead_s=overhead_s,
+        )
+        if hw.link.topology == "shared-memory":  # no bridge but the memory itself
+            return ring
+        return msgspec.structs.replace(
+            ring,
+            two_shot_efficiency=RING_EFFICIENCY,
+            ring_efficiency=RING_EFFICIENCY,
+        )
 
     @classmethod
     def may_borrow(cls, hw: Device, donor: Device, variant: str) -> bool:
@@ -201,9 +215,12 @@ class AllReduceCurve(FittedCurve, frozen=True, kw_only=True):
             )
             time = np.where(in_switch, base + self.in_switch_overhead_s + added_s, time)
 
-        ring_s = np.where(
-            is_bulk, bulk_s, two_way * widening / (self.two_shot_efficiency * link)
+        ring_efficiency = np.where(
+            is_bulk,
+            self.ring_efficiency or self.bulk_efficiency,
+            self.two_shot_efficiency,
         )
+        ring_s = two_way * widening / (ring_efficiency * link)
         ring = RING_BASE_S + 2.0 * others * self.ring_hop_s + ring_s
         time = np.where(ranks > max(self.direct_ranks, 1), ring, time)
         return np.where(ranks > 1, time, 0.0)
@@ -221,7 +238,7 @@ class AllReduceCurve(FittedCurve, frozen=True, kw_only=True):
         """If `is_own`, the ranges of sizes of this curve's algorithms are known, and constants that
         no row depends on stay as they are. Else more than two ranks are a ring where there is no
         peer access (PCIe, shared memory), and the size at which the bulk algorithm takes over is
-        searched on powers of two, apart for up to four ranks and for more."""
+        searched on powers of two, apart for up to four ranks and for more where both are direct."""
         is_ring = hw.link.topology in RINGS
         if is_ring:
             parameters = RING
@@ -240,7 +257,7 @@ class AllReduceCurve(FittedCurve, frozen=True, kw_only=True):
             return with_fit(curve, num_free, rows, predict(curve), fitted_on)
         is_few = as_array(work.ranks) <= FEW_RANKS
         pairs = [(size, size) for size in SWITCH_SIZES]
-        if is_few.any() and not is_few.all():
+        if is_few.any() and not is_few.all() and not is_ring:
             pairs = [(few, wide) for few in SWITCH_SIZES for wide in SWITCH_SIZES]
         direct_ranks = 8
         if is_ring:
@@ -261,7 +278,8 @@ class AllReduceCurve(FittedCurve, frozen=True, kw_only=True):
 RING: Parameters = {
     "overhead_s": Free(spread=1.0), "one_shot_efficiency": Free(), "two_shot_efficiency": Free(),
     "bulk_overhead_s": Free(spread=1.0), "bulk_efficiency": Free(),
-    "rank_exponent": Free(prior=RING_EXPONENT, spread=1.5, scale="linear"), "ring_hop_s": Free(),
+    "rank_exponent": Free(prior=RING_EXPONENT, spread=0.3, scale="linear"), "ring_hop_s": Free(),
+    "ring_efficiency": Free(prior=RING_EFFICIENCY),
 }  # fmt: skip
 
 
