@@ -233,8 +233,13 @@ def _kind(call: ast.Call, annotations: dict[str, str]) -> str:
             return "flag"
         if keyword.arg == "nargs" and text in ("'+'", "'*'"):
             return "list"
-        if keyword.arg is None and isinstance(keyword.value, ast.Subscript):
-            field = ast.literal_eval(keyword.value.slice)
+        if keyword.arg == "nargs" and text == "'?'":
+            return "value"
+        fields = [  # **kwargs["x"], or **{**kwargs["x"], "default": None}
+            node for node in ast.walk(keyword.value) if isinstance(node, ast.Subscript)
+        ]
+        if keyword.arg is None and fields:
+            field = ast.literal_eval(fields[0].slice)
             return _kind_of(annotations.get(field, "str"))
     return "value"
 

@@ -530,3 +530,36 @@ WORD = st.sampled_from(
 def test_any_words_are_a_command_or_one_line(words: list[str]) -> None:
     for text in (" ".join(words), f"vllm serve m {' '.join(words)}"):
         assert len(refusal(text)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("vllm serve --enable-prefix-caching Qwen/Qwen3-8B", {"has_prefix_cache": True}),
+        ("vllm serve --no-enable-chunked-prefill Qwen/Qwen3-8B -tp 2", {"tp_size": 2}),
+        ("vllm serve --hf-token word Qwen/Qwen3-8B", {}),
+        ("vllm serve --cudagraph-capture-sizes 1 2 4 -- Qwen/Qwen3-8B", {"captured_tokens": 4}),
+        (
+            "docker run --entrypoint vllm vllm/vllm-openai:v0.20.0 serve Qwen/Qwen3-8B",
+            {"engine": "vllm", "version": "0.20.0"},
+        ),
+        ("docker run --rm --entrypoint=/usr/bin/vllm own/image serve Qwen/Qwen3-8B -tp 2", {"tp_size": 2}),
+        (
+            "docker run --entrypoint trtllm-serve nvcr.io/nvidia/tensorrt-llm/release:1.2.0 Qwen/Qwen3-8B",
+            {"engine": "trtllm", "version": "1.2.0"},
+        ),
+        ("$ export TP=2\n$ vllm serve Qwen/Qwen3-8B -tp $TP", {"tp_size": 2}),
+        ("(env) me@host:~/x$ vllm serve Qwen/Qwen3-8B \\\n>   --max-num-seqs 4", {"max_num_seqs": 4}),
+        ("root@host:/# N=4\nroot@host:/# vllm serve Qwen/Qwen3-8B -tp $N > log.txt", {"tp_size": 4}),
+    ],
+)  # fmt: skip
+def test_a_command_that_its_engine_takes_is_read(
+    text: str, fields: dict[str, Any]
+) -> None:
+    """Options before the model, an entry point, a terminal's prompts."""
+    command = read(text)
+    assert command.model == "Qwen/Qwen3-8B"
+    for name, value in fields.items():
+        assert getattr(command, name) == value, name
+    assert not command.not_understood
+    assert not command.problems

@@ -51,6 +51,13 @@ UNIT = re.compile(
 )
 """Lines of a systemd unit."""
 OF_UNITS = {"Environment": "export ", "EnvironmentFile": "source "}
+PROMPT = re.compile(
+    r"^[ \t]*(?:\([\w.-]+\)[ \t]*)?(?:\[?[\w.-]+@[^\s$#%\]]*(?:[ \t][^\s\]$#%]+)?\]?[ \t]?)?"
+    r"(?:[$%❯]|(?<=\S)#)[ \t]+(?=[\w./])"
+    r"|(?<=\\\n)[ \t]*>[ \t]+(?=-)",
+    re.MULTILINE,
+)
+"""A terminal's prompt before a command or an option that was copied with it."""
 GRANTED = re.compile(
     r"--(?:gres[= ]gpu:|gpus(?:-per-(?:node|task))?[= ])(?P<name>[A-Za-z][\w-]*):(?P<count>\d+)"
 )
@@ -142,7 +149,8 @@ def _starts(given: Given) -> list[Start]:
 
 
 def _as_shell(text: str) -> str:
-    """A Dockerfile's and a systemd unit's lines as a shell's; other text unchanged."""
+    """A Dockerfile's and a systemd unit's lines as a shell's, and a terminal's without its prompts; other
+    text unchanged."""
     if DOCKERFILE.search(text):
         words = []
         for line in DOCKERFILE.findall(text):
@@ -150,4 +158,4 @@ def _as_shell(text: str) -> str:
         quoted = [f"'{word.replace(chr(39), '')}'" for word in words]
         rest = DOCKERFILE.sub("", text)
         return f"{rest}\n{' '.join(quoted)}\n"
-    return UNIT.sub(lambda match: OF_UNITS.get(match[1], ""), text)
+    return UNIT.sub(lambda match: OF_UNITS.get(match[1], ""), PROMPT.sub("", text))

@@ -183,6 +183,8 @@ def options_of(engine: str, words: Sequence[str]) -> Iterator[GivenOption]:
     while place < len(words):
         word = words[place]
         place += 1
+        if word == "--":  # what follows are no options' values
+            continue
         if not NAME.match(word):
             yield GivenOption("", word)
             continue
@@ -209,7 +211,7 @@ def _taken(words: Sequence[str], kind: str) -> list[str]:
     taken: list[str] = []
     for word in words:
         is_truth = word.lower() in ("true", "false")
-        if NAME.match(word) or (kind == "flag" and not is_truth):
+        if NAME.match(word) or word == "--" or (kind == "flag" and not is_truth):
             break
         taken.append(word)
         if kind != "list":

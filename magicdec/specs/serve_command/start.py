@@ -220,6 +220,7 @@ def _text_of(path: Path) -> str | None:
 
 def start_of(words: Sequence[str]) -> Start | None:
     """The server that words start, its arguments cut off behind them; None: they start none."""
+    words = _entered(words)
     image: tuple[int, str] | None = None
     build = Build()
     for place, word in enumerate(words):
@@ -239,6 +240,22 @@ def start_of(words: Sequence[str]) -> Start | None:
         return None
     begin, engine = image
     return _started(engine, list(words[begin:]), build)
+
+
+def _entered(words: Sequence[str]) -> Sequence[str]:
+    """A container's words with its --entrypoint where it takes effect: before its arguments."""
+    for place, word in enumerate(words):
+        option, equals, entry = word.partition("=")
+        if option != "--entrypoint":
+            continue
+        rest = words[place + 1 :]
+        if not equals:
+            entry, *rest = [*rest, ""]
+        for behind, image in enumerate(rest, 1):
+            is_image = build_of(image) is not None or _image_in(image) is not None
+            if is_image or rest[behind : behind + 1] == ["serve"]:
+                return [*rest[:behind], *entry.split(), *rest[behind:]]
+    return words
 
 
 def build_of(image: str) -> Build | None:
