@@ -36,7 +36,7 @@ from magicdec.perfmodel.kernels.base import (
     waves,
     with_fit,
 )
-from magicdec.perfmodel.kernels.gemm import cache_parameters
+from magicdec.perfmodel.kernels.gemm import cache_parameters, tensor_rate
 from magicdec.perfmodel.kernels.op import Cost, Op, OpTime, Where, operation
 from magicdec.specs.attention_kernels import KernelLaw, Layer, attention_path, tables
 from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
@@ -48,14 +48,6 @@ QUERY_TILE_ROWS = 16
 """Query rows (heads of one KV head times query tokens) that one reading of the cache serves at
 least.
 """
-HALVED_TILE_RATE = 0.9
-"""Most of the listed rate that tiles reach where sums in fp32 run at half the whole rate: the rest
-of a block hides behind them. One layer of 24 heads of 256 on an RTX 3090 takes 1.3 ms over
-16k tokens (github.com/syv-ai/qwen38-27b-rtx3090, docs/gotchas.md), and of 16 heads 2.84 ms over 32k
-(github.com/avesed/vllm-ampere-optimized, patches/fa2_kvcache_verify)."""
-TENSOR_RATIO = 4.0
-"""FLOPs of tensor cores with 16-bit sums for one of the fp32 units, from Ampere's smaller chips on;
-a device that lists fewer with fp32 sums has them halved."""
 UNSPLIT_GENERATIONS = ("turing", "ampere", "ada")
 """Generations whose library is FlashAttention 2: FlashAttention 3 needs Hopper."""
 GROUPED_MAX_SPLITS = 128.0
@@ -521,10 +513,7 @@ def _tiled(law: KernelLaw, batch: Any, query_len: Any, group: Any) -> Tiled:
 
 def tile_flops_per_s(hw: Device, law: KernelLaw) -> float:
     """Rate of one multiprocessor in a tile of several query tokens."""
-    listed = hw.compute_rate("bf16")
-    whole = max(listed, TENSOR_RATIO * hw.flops_per_s.get("fp32", 0.0))
-    rate = min(law.rate * whole, HALVED_TILE_RATE * listed)
-    return rate / hw.num_multiprocessors
+    return tensor_rate(hw, law.rate) / hw.num_multiprocessors
 
 
 UNTILED: Parameters = {

@@ -51,6 +51,14 @@ WEIGHT_ONLY_RATE = 0.7
 """Rate of such kernels relative to the dense ones' of their device. No table holds them: with int4
 weights an A100's speedup at 64 users and gamma 5 was reported 0.76, with 16 bits 0.97, and this
 gives their ratio."""
+HALVED_RATE = 0.9
+"""Most of the listed rate that tiles reach where sums in fp32 run at half the whole rate: the rest
+of a block hides behind them. One layer of attention of 24 heads of 256 on an RTX 3090 takes 1.3 ms
+over 16k tokens (github.com/syv-ai/qwen38-27b-rtx3090, docs/gotchas.md), and of 16 heads 2.84 ms
+over 32k (github.com/avesed/vllm-ampere-optimized, patches/fa2_kvcache_verify)."""
+TENSOR_RATIO = 4.0
+"""FLOPs of tensor cores with 16-bit sums for one of the fp32 units, from Ampere's smaller chips on;
+a device that lists fewer with fp32 sums has them halved."""
 TILE_RIDGE_POWER = 4.0
 RESIDENT_FRACTION = 0.8
 """Part of the L2 that can hold a working set; the timing loops behind `GemmCurve.l2_fraction`
@@ -61,6 +69,13 @@ HOST_BOUND_S = 2.5e-5
 """No kernel takes so long for the smallest product: the host did, and the table says nothing of the
 fixed time.
 """
+
+
+def tensor_rate(hw: Device, share: float, dtype: str = "bf16") -> float:
+    """FLOP/s of tiles that reach a share of the tensor cores' whole rate, the one with 16-bit sums."""
+    listed = hw.compute_rate(dtype)
+    whole = max(listed, TENSOR_RATIO * hw.flops_per_s.get("fp32", 0.0))
+    return min(share * whole, max(HALVED_RATE, share) * listed)
 
 
 class Product(NamedTuple):
@@ -177,7 +192,8 @@ class GemmCurve(KernelCurve, frozen=True, kw_only=True):
         if self.tiled:
             used_rows = np.asarray(np.inf)
             if stored < element:
-                rate = WEIGHT_ONLY_RATE * rate
+                share = WEIGHT_ONLY_RATE * self.flops_efficiency
+                rate = tensor_rate(hw, share, compute_dtype)
                 tokens = as_array(work.m)
                 used_rows = np.ceil(tokens / WEIGHT_ONLY_ROWS) * WEIGHT_ONLY_ROWS
             compute_s = 2.0 * m * n * k / rate
