@@ -17,7 +17,7 @@ import numpy as np
 
 from magicdec.counts import Z_90, Array
 from magicdec.errors import unknown_choice
-from magicdec.perfmodel.lanes import LEAST_SOURCES, Figure, Lane, LaneRow
+from magicdec.perfmodel.lanes import LEAST_ROWS, LEAST_SOURCES, Figure, Lane, LaneRow
 
 HELD_SHARE = 0.9
 """Share of a lane's rows that its interval holds."""
@@ -82,7 +82,8 @@ class Lanes:
         self, lane: Lane, figure: Figure, *, without: str = ""
     ) -> tuple[float, Lane]:
         """A lane's width by all sources but one, and the lane that it is of: a lane with too few
-        sources has that of a wider one, or what its own rows need if that is more."""
+        sources has that of a wider one, or what a lane of enough rows on the way to it needs if that is
+        more."""
         least = 0.0
         for wider in lane.wider():
             rows = []
@@ -91,8 +92,8 @@ class Lanes:
                     rows.append(row)
             if len({row.source for row in rows}) >= LEAST_SOURCES:
                 return max(needed(rows), least), wider
-            if rows and wider == lane:
-                least = needed(rows)
+            if len(rows) >= LEAST_ROWS:
+                least = max(least, needed(rows))
         return max(needed(rows), least) if rows else least, wider
 
     def deviation(self, row: JudgedFigure) -> float:

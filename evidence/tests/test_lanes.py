@@ -83,6 +83,31 @@ def test_no_lane_that_borrows_is_narrower_than_its_own_rows_need() -> None:
     assert own == pytest.approx(needed(rows[:100]))
 
 
+def test_a_lane_is_no_narrower_than_a_measured_sibling() -> None:
+    """Servers of one sort of draft that were measured on other devices, by one source."""
+    sibling = HEAD._replace(draft="draft model", device="borrowed")
+    rows = drawn(sibling, "a", 0.3, 100)
+    for source in "bcd":
+        rows += drawn(HEAD, source, 0.03, 100)
+    unmeasured = sibling._replace(device="measured")
+    width, _ = Lanes(rows).width(unmeasured, "speedup")
+    assert width == pytest.approx(needed(rows[:100]))
+    few, _ = Lanes([*rows[:5], *rows[100:]]).width(unmeasured, "speedup")
+    assert few < 0.5 * width  # five rows tell no width
+
+
+def test_the_shipped_lanes_are_no_narrower_than_measured_siblings() -> None:
+    """A 72B model with a 7B draft on A100s: the only draft model was measured on another device."""
+    lane = HEAD._replace(draft="draft model")
+    (measured,) = {
+        row.width
+        for (of, figure), row in shipped().items()
+        if of.draft == "draft model" and figure == "speedup"
+    }
+    assert lane not in {of for of, _ in shipped()}
+    assert evidence_in(lane).width >= measured
+
+
 def test_what_a_source_measured_does_not_set_the_width_that_judges_it() -> None:
     """Three sources within 3 %, one 40 % off: its rows lie outside, and the others inside."""
     rows = [JudgedFigure(HEAD, "odd", "speedup", 0.4) for _ in range(10)]

@@ -5,7 +5,8 @@ A lane is an engine and a range of its versions, a sort of draft, a kind of mode
 device's own kernels were timed. `python -m evidence lanes` compares predictions with tables of measured
 servers and writes what ships here: aggregates only. The width of a lane is the error of a speedup that
 is left when its kernels' errors are taken out. A lane with fewer than `LEAST_SOURCES` sources takes the
-width of the next wider one that has as many, where its own rows do not need more.
+width of the next wider one that has as many, and no less than each lane on the way needs that has
+`LEAST_ROWS` rows, itself among them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from magicdec.specs.speculation import SELF
 
 LANES = Path(__file__).resolve().parents[1] / "specs" / "data" / "lanes.csv"
 LEAST_SOURCES = 3
+LEAST_ROWS = 10
+"""Nine tenths of fewer rows are all of them, which tells no width."""
 ANY = "any"
 WITHOUT_DRAFT = "no draft"
 Figure = Literal[
@@ -219,6 +222,6 @@ def evidence_in(lane: Lane) -> LaneEvidence:
         )
     for wider in lane.wider():
         row = table.get((wider, "speedup"))
-        if row is not None and row.sources >= LEAST_SOURCES:
+        if row is not None and (row.rows >= LEAST_ROWS or row.sources >= LEAST_SOURCES):
             return LaneEvidence(lane=lane.label, width=row.width, width_of=wider.label)
     raise LookupError(lane)  # all rows together are a lane of the table
