@@ -42,7 +42,6 @@ from magicdec.progress import Progress, StepMessage
 from magicdec.schema.comparison import ErrorSummary
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
-from magicdec.specs.names import model_name
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec
 from magicdec.specs.workload import MAX_TOKENS
 from magicdec.units import MILLI
@@ -94,7 +93,7 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     engine_version: str = NEWEST
     model: str
     gpu: str
-    quant: str = "bf16"
+    quant: str = ""
     tp: Count
     output_len: Size
     prompt_len_mean: Size | None = None
@@ -156,11 +155,13 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def setup(self) -> Setup:
-        model = load_model_spec(model_name(self.model))
+        model = load_model_spec(self.model)
         newest = load_engine(engine_name(self.engine))
         (*_, version) = (NEWEST, *newest.versions_meant(self.engine_version)[:1])
         engine = newest.of_version(version)
-        weights = weight_format(model, self.quant)
+        weights = None  # the checkpoint's own, as in a plan
+        if self.quant:
+            weights = weight_format(model, self.quant)
         return Setup.of(
             model,
             self.gpu,

@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 
 from evidence import traffic
 from evidence.__main__ import app
-from evidence.traffic import validate_traffic
+from evidence.traffic import LoadRow, validate_traffic
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.rate.replica import PassLimit
 from magicdec.perfmodel.rate.simulate import simulate_closed
+from magicdec.perfmodel.setup import Setup
+from magicdec.validate.rows import read_rows
 
 OPEN = (
     "engine,engine_version,model,gpu,tp,rate_rps,prompt_len_mean,output_len,"
@@ -55,6 +57,15 @@ def test_figures_are_compared_in_their_own_units_and_the_largest_load_is_searche
     assert largest["measured"] == 4
     assert 4 <= largest["predicted"] < 64
     assert not document["refused"]
+
+
+def test_a_checkpoints_name_says_its_format_as_in_a_plan(tmp_path: Path) -> None:
+    table = tmp_path / "open.csv"
+    row = "vllm,0.30,RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic,h100,1,4,600,100,30,20,5,\n"
+    table.write_text(OPEN + row)
+    (load,), _ = read_rows([table], LoadRow)
+    plan = Setup.of("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "h100", "vllm")
+    assert load.setup.precision.weight_dtype == "fp8" == plan.precision.weight_dtype
 
 
 def test_a_load_that_failed_is_judged_by_whether_it_is_called_too_much(

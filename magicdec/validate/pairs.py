@@ -390,14 +390,16 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def path_options(self) -> PathOptions:
         """The options of its server that change the path of a step."""
-        text = f"{self.graphs} {self.note}".lower()
-        is_eager = self.graphs.lower().startswith("none") or re.search(
-            r"\beager\b|enforce[_-]eager", text
-        )
+        text = f"{self.graphs}; {self.note}".lower()
+        is_eager = self.graphs.lower().startswith("none")
+        for remark in re.split(r"[;,()]|\. ", text):
+            # a drafter that runs eager says nothing of the target's graphs
+            of_draft = "draft" in remark or "head" in remark
+            is_eager |= "eager" in re.split(r"[^a-z]+", remark) and not of_draft
         mode = ""
         if self.graphs.lower().startswith("piecewise"):
             mode = "PIECEWISE"
-        return PathOptions(enforce_eager=bool(is_eager), cudagraph_mode=mode)
+        return PathOptions(enforce_eager=is_eager, cudagraph_mode=mode)
 
     def _drafting(self) -> _StatedDraft:
         """How the row drafts. Raises ConfigError for an unknown draft model."""

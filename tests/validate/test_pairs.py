@@ -314,6 +314,11 @@ def test_a_server_without_graphs_is_priced_so_with_and_without_its_draft(
         assert none.baseline_s > 1.5 * whole.baseline_s
         assert none.speculative_s > 1.5 * whole.speculative_s
         assert none.log_deviation > whole.log_deviation
+    (of_drafter,), _ = read_rows(
+        [write(tmp_path / "one.csv", LINE + "graphs on; the drafter runs eager")],
+        PairRow,
+    )
+    assert not of_drafter.path_options.enforce_eager
 
 
 @pytest.mark.parametrize(
