@@ -204,7 +204,7 @@ CLICK_KINDS: Mapping[str, type] = {
 }
 """Types of options by click's names of them."""
 SECTIONS = {
-    "Model and devices": "model hardware engine tp gpus pp ep dp_attention weights weight_dtype "
+    "Model and devices": "model hardware engine attention_backend tp gpus pp ep dp_attention weights weight_dtype "
     "kv_dtype dtype device",
     "Load and limits": "task batch context context_spread gen_len workload tpot_ms ttft_ms price "
     "prefill kv_link_gb_s "

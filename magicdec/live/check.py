@@ -40,7 +40,7 @@ from magicdec.perfmodel.planner import Answer, answered, make_plan
 from magicdec.schema.row import Candidate
 from magicdec.specs.attention_kernels import (
     generation_of,
-    has_backend,
+    known_backends,
     layers_of,
     refusal_of,
 )
@@ -739,7 +739,7 @@ def _on_command(
     # the attention kernels that it asks for
     backend = command.attention_backend
     engine = load_engine(command.engine_profile)
-    if backend and not has_backend(engine, device, backend):
+    if backend and backend not in known_backends(engine, device):
         find("an attention backend that is not known", backend=backend)
     for layer in layers_of(model, format_name(request.kv_dtype or "bf16")):
         generation = generation_of(device)

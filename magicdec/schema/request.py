@@ -150,6 +150,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(help="vllm (GPUs), ours (CPUs), sglang, trtllm, a TOML file."),
     ] = None
+    attention_backend: Annotated[
+        str | None,
+        Option(help="The engine's (FLASHINFER, triton); default: its own choice."),
+    ] = None
     tp_size: Annotated[
         int | None,
         Option(

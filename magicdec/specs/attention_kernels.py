@@ -220,15 +220,8 @@ def splitting_backends(
     paths = [attention_path(engine, hw, layer) for layer in layers]
     if all(path.splits(query_len) or not path.backend for path in paths):
         return []
-    names = dict.fromkeys(
-        row.backend
-        for row in tables().backends
-        if row.holds(
-            engine.kernels.attention_kernels, engine.version, generation_of(hw)
-        )
-    )
     splitting = []
-    for name in names:
+    for name in known_backends(engine, hw):
         asked = engine.with_constants({"paths.attention_backend": name})
         others = [attention_path(asked, hw, layer) for layer in layers]
         if all(path.backend == name and path.splits(query_len) for path in others):
@@ -236,14 +229,16 @@ def splitting_backends(
     return splitting
 
 
-def has_backend(engine: EngineProfile, hw: Device, backend: str) -> bool:
-    """Whether the kernel behind a backend is known there."""
+def known_backends(engine: EngineProfile, hw: Device) -> list[str]:
+    """The backends whose kernels are known there."""
     of_engine = engine.kernels.attention_kernels
     generation = generation_of(hw)
-    return any(
-        row.backend == backend and row.holds(of_engine, engine.version, generation)
+    names = dict.fromkeys(
+        row.backend
         for row in tables().backends
+        if row.holds(of_engine, engine.version, generation)
     )
+    return list(names)
 
 
 def refusal_of(

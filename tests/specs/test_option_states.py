@@ -27,14 +27,12 @@ def states(text: str) -> tuple[list[str], list[str], list[str]]:
 @pytest.mark.parametrize(
     ("engine", "option", "state"),
     [
-        ("vllm", "--attention-backend FLASHINFER", 0),
         ("vllm", "--moe-backend triton", 0),
         ("vllm", "--enable-lora", 0),
         ("vllm", "--no-enable-lora", 1),
         ("vllm", "--port 1", 1),
         ("vllm", "--disable-cascade-attn", 1),
         ("vllm", "--watermark 0.1", 2),
-        ("sglang", "--attention-backend fa3", 0),
         ("sglang", "--enable-deterministic-inference", 0),
         ("sglang", "--num-continuous-decode-steps 4", 1),
         ("sglang", "--page-size 64", 2),

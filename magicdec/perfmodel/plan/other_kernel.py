@@ -19,7 +19,11 @@ def other_kernel(
     """The backend with which a drafted row is fastest, and what it gains over the configuration
     `now`; None: no other surely gains.
 
-    What both have in common cancels: its interval is as wide as that of the draft's own gain."""
+    What both have in common cancels: its interval is as wide as that of the draft's own gain.
+    Self-drafts get no advice: magicdec's plugin takes one version of vLLM, and was tried with no other
+    backend than its default's."""
+    if row.draft == "self":
+        return None
     layers = layers_of(case.model, case.precision.kv_dtype)
     found = None
     for backend in splitting_backends(

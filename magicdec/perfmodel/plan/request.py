@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.errors import CapacityError, ConfigError
+from magicdec.errors import CapacityError, ConfigError, unknown_choice
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.acceptance.believed import Question
@@ -20,12 +20,14 @@ from magicdec.perfmodel.setup import Cached, Setup, precision_of
 from magicdec.perfmodel.trees import MAX_TREE
 from magicdec.schema.request import Request, check_fields
 from magicdec.schema.row import Candidate
+from magicdec.specs.attention_kernels import known_backends
 from magicdec.specs.engine import (
     DEFAULT_CPU_ENGINE,
     DEFAULT_ENGINE,
     EngineProfile,
     load_engine,
 )
+from magicdec.specs.engine_path import PathOptions
 from magicdec.specs.formats import format_name
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import (
@@ -375,17 +377,22 @@ def deepest_gamma(acceptance: AcceptanceProfile) -> int:
 
 
 def engine_of(request: PlanRequest, hardware: str | HardwareProfile) -> EngineProfile:
-    """The requested engine, or the default one of a kind of device."""
-    engine = request.engine
-    if isinstance(engine, EngineProfile):
-        return engine
-    if engine:
-        return load_engine(engine)
+    """The requested engine, or the default one of a kind of device, with the attention backend that is
+    asked for. Raises ConfigError for a backend that is not known there."""
     if isinstance(hardware, str):
         hardware = load_hardware(hardware)
-    if hardware.kind == "cpu":
-        return load_engine(DEFAULT_CPU_ENGINE)
-    return load_engine(DEFAULT_ENGINE)
+    engine = request.engine
+    if not engine:
+        engine = DEFAULT_CPU_ENGINE if hardware.kind == "cpu" else DEFAULT_ENGINE
+    if not isinstance(engine, EngineProfile):
+        engine = load_engine(engine)
+    backend = request.attention_backend
+    if backend is None:
+        return engine
+    known = known_backends(engine, hardware)
+    if backend not in known:
+        raise unknown_choice(f"attention backend of {engine.name}", backend, known)
+    return engine.as_set(PathOptions(attention_backend=backend))
 
 
 def on_generation(case: Case) -> Finding | None:
