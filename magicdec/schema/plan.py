@@ -304,7 +304,7 @@ class OtherKernel(msgspec.Struct, frozen=True, kw_only=True):
     verify_s: float
     usual_verify_s: float
     costs: str
-    """What it costs, in words; empty: nothing is known."""
+    """Its price, in words; empty: nothing is known."""
 
     @property
     def reason(self) -> str:

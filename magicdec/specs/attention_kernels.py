@@ -22,7 +22,7 @@ KERNELS_FILE = Path(__file__).resolve().parent / "data" / "attention_kernels.tom
 
 
 class KernelLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a kernel does with several query tokens of each sequence. One token is packed and split,
+    """How a kernel takes several query tokens of each sequence. One token is packed and split,
     by the device's measured curve, unless a field says otherwise."""
 
     title: str
@@ -81,7 +81,7 @@ class BackendRow(Row, frozen=True, kw_only=True):
     """Another that may be the one."""
     graphs: Literal["whole", "one_token"] = "whole"
     costs: str = ""
-    """What it costs where another is the default, in words."""
+    """Its price where another is the default, in words."""
 
 
 class DefaultRow(Row, frozen=True, kw_only=True):
@@ -112,18 +112,18 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     refusals: list[Refusal]
 
 
-class Layer(NamedTuple):
-    """What a backend looks at in a layer of attention."""
+class AttentionLayer(NamedTuple):
+    """The properties of a layer of attention by which a backend takes it."""
 
     kv_dtype: str = "bf16"
     head_dim: float = 128
     has_sinks: bool = False
 
 
-def layers_of(model: ModelSpec, kv_dtype: str) -> list[Layer]:
+def layers_of(model: ModelSpec, kv_dtype: str) -> list[AttentionLayer]:
     """The sorts of a model's layers of attention over caches, but those of latents."""
     layers = {
-        Layer(kv_dtype, float(mixer.head_dim), mixer.sinks): None
+        AttentionLayer(kv_dtype, float(mixer.head_dim), mixer.sinks): None
         for mixer, _ in model.mixers
         if isinstance(mixer, Attention)
     }
@@ -140,7 +140,7 @@ class AttentionPath(NamedTuple):
     loses_graphs: float = 0.0
     """Chance that a pass of several tokens replays no whole captured graph with it."""
     costs: str = ""
-    """What it costs where another is the default, in words."""
+    """Its price where another is the default, in words."""
 
     @property
     def title(self) -> str:
@@ -171,7 +171,9 @@ def backend_name(asked: str) -> str:
     return asked.upper().rpartition(".")[2].removesuffix("_VLLM_V1")
 
 
-def attention_path(engine: EngineProfile, hw: Device, layer: Layer) -> AttentionPath:
+def attention_path(
+    engine: EngineProfile, hw: Device, layer: AttentionLayer
+) -> AttentionPath:
     """The kernel that an engine runs on a device for a layer: the backend that it is asked for,
     or the first of its list that takes the layer."""
     of_engine = engine.kernels.attention_kernels
@@ -188,7 +190,7 @@ def attention_path(engine: EngineProfile, hw: Device, layer: Layer) -> Attention
 
 @lru_cache(maxsize=4096)
 def _chosen(
-    engine: str, version: str, generation: str, layer: Layer, asked: str
+    engine: str, version: str, generation: str, layer: AttentionLayer, asked: str
 ) -> AttentionPath:
     listed = [
         row for row in tables().defaults if row.holds(engine, version, generation)
@@ -213,7 +215,7 @@ def _chosen(
 
 
 def splitting_backends(
-    engine: EngineProfile, hw: Device, layers: list[Layer], query_len: float
+    engine: EngineProfile, hw: Device, layers: list[AttentionLayer], query_len: float
 ) -> list[str]:
     """Backends that split the context of all these layers for several query tokens, where one that
     the engine runs does not; the first that it would try first."""
@@ -242,7 +244,7 @@ def known_backends(engine: EngineProfile, hw: Device) -> list[str]:
 
 
 def refusal_of(
-    engine: str, version: str, generation: str, layer: Layer, backend: str
+    engine: str, version: str, generation: str, layer: AttentionLayer, backend: str
 ) -> Refusal | None:
     """Why a backend does not take a layer; None: it does, as far as is known."""
     for row in tables().refusals:

@@ -21,7 +21,7 @@ from magicdec.perfmodel.serving import prefill_seconds
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.step import step_terms
-from magicdec.specs.attention_kernels import Layer, attention_path, tables
+from magicdec.specs.attention_kernels import AttentionLayer, attention_path, tables
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, engine_from_document, load_engine
 from magicdec.specs.precision import Precision
@@ -499,7 +499,7 @@ def test_a_described_device_verifies_by_its_generations_kernel(tmp_path):
             "[link]\nbytes_per_s = 1e11\n"
         )
         hw = load_hardware(str(path))
-        (law,) = attention_path(load_engine("vllm"), hw, Layer()).laws
+        (law,) = attention_path(load_engine("vllm"), hw, AttentionLayer()).laws
         alone, several = attention_time(
             hw,
             batch=1.0,

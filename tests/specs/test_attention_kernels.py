@@ -6,7 +6,7 @@ import pytest
 
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.specs.attention_kernels import (
-    Layer,
+    AttentionLayer,
     attention_path,
     layers_of,
     splitting_backends,
@@ -18,29 +18,29 @@ from magicdec.specs.engine_path import PathOptions
 
 CHOSEN = [
     # engine, device, layer, backend, whether verification keeps its graphs
-    ("vllm", "a100", Layer(), "FLASH_ATTN", True),
-    ("vllm", "rtx-4090", Layer(), "FLASH_ATTN", True),
-    ("vllm", "rtx-5090", Layer(), "FLASH_ATTN", True),
-    ("vllm", "gb10", Layer(), "FLASH_ATTN", True),
-    ("vllm", "h100", Layer("fp8"), "FLASH_ATTN", True),
-    ("vllm", "b200", Layer(), "FLASHINFER", True),
-    ("vllm@0.8.5", "b200", Layer(), "FLASH_ATTN", True),
-    ("vllm@0.32", "a100", Layer("fp8"), "FLASHINFER", False),
-    ("vllm@0.33", "a100", Layer("fp8"), "FLASHINFER", True),
-    ("vllm@0.10", "a100", Layer("fp8"), "FLASHINFER", True),
-    ("vllm@0.27.1", "rtx-5090", Layer("fp8"), "FLASHINFER", False),
-    ("vllm@0.28", "rtx-5090", Layer("fp8"), "FLASHINFER", True),
-    ("vllm", "rtx-3090", Layer("int8"), "TRITON_ATTN", True),
-    ("vllm", "a100", Layer(has_sinks=True), "TRITON_ATTN", True),
-    ("vllm@0.20", "a100", Layer(head_dim=512), "TRITON_ATTN", True),
-    ("vllm@0.20", "t4", Layer(), "FLASHINFER", False),
-    ("vllm", "t4", Layer(), "TRITON_ATTN", True),
-    ("sglang", "a100", Layer(), "flashinfer", True),
-    ("sglang", "a100", Layer(has_sinks=True), "triton", True),
-    ("sglang", "h100", Layer(), "fa3", True),
-    ("sglang", "b200", Layer(), "trtllm_mha", True),
-    ("sglang@0.5.2", "b200", Layer(), "flashinfer", True),
-    ("trtllm", "a100", Layer(), "TRTLLM", True),
+    ("vllm", "a100", AttentionLayer(), "FLASH_ATTN", True),
+    ("vllm", "rtx-4090", AttentionLayer(), "FLASH_ATTN", True),
+    ("vllm", "rtx-5090", AttentionLayer(), "FLASH_ATTN", True),
+    ("vllm", "gb10", AttentionLayer(), "FLASH_ATTN", True),
+    ("vllm", "h100", AttentionLayer("fp8"), "FLASH_ATTN", True),
+    ("vllm", "b200", AttentionLayer(), "FLASHINFER", True),
+    ("vllm@0.8.5", "b200", AttentionLayer(), "FLASH_ATTN", True),
+    ("vllm@0.32", "a100", AttentionLayer("fp8"), "FLASHINFER", False),
+    ("vllm@0.33", "a100", AttentionLayer("fp8"), "FLASHINFER", True),
+    ("vllm@0.10", "a100", AttentionLayer("fp8"), "FLASHINFER", True),
+    ("vllm@0.27.1", "rtx-5090", AttentionLayer("fp8"), "FLASHINFER", False),
+    ("vllm@0.28", "rtx-5090", AttentionLayer("fp8"), "FLASHINFER", True),
+    ("vllm", "rtx-3090", AttentionLayer("int8"), "TRITON_ATTN", True),
+    ("vllm", "a100", AttentionLayer(has_sinks=True), "TRITON_ATTN", True),
+    ("vllm@0.20", "a100", AttentionLayer(head_dim=512), "TRITON_ATTN", True),
+    ("vllm@0.20", "t4", AttentionLayer(), "FLASHINFER", False),
+    ("vllm", "t4", AttentionLayer(), "TRITON_ATTN", True),
+    ("sglang", "a100", AttentionLayer(), "flashinfer", True),
+    ("sglang", "a100", AttentionLayer(has_sinks=True), "triton", True),
+    ("sglang", "h100", AttentionLayer(), "fa3", True),
+    ("sglang", "b200", AttentionLayer(), "trtllm_mha", True),
+    ("sglang@0.5.2", "b200", AttentionLayer(), "flashinfer", True),
+    ("trtllm", "a100", AttentionLayer(), "TRTLLM", True),
 ]  # fmt: skip
 
 
@@ -58,8 +58,10 @@ def test_a_backend_that_is_asked_for_runs_where_it_takes_the_layer():
         PathOptions(attention_backend="FLASHINFER")
     )
     ampere = load_hardware("a100")
-    assert attention_path(engine, ampere, Layer()).backend == "FLASHINFER"
-    assert attention_path(engine, ampere, Layer("int8")).backend == "TRITON_ATTN"
+    assert attention_path(engine, ampere, AttentionLayer()).backend == "FLASHINFER"
+    assert (
+        attention_path(engine, ampere, AttentionLayer("int8")).backend == "TRITON_ATTN"
+    )
     # from 0.22 on the draft chooses for itself, as SGLang's never does
     assert engine.of_draft.paths.attention_backend == ""
     older = load_engine("vllm@0.21").as_set(PathOptions(attention_backend="FLASHINFER"))
@@ -68,7 +70,7 @@ def test_a_backend_that_is_asked_for_runs_where_it_takes_the_layer():
 
 def test_nobody_knows_the_kernel_of_a_device_without_a_generation():
     unknown = load_hardware("mi300x")
-    laws = attention_path(load_engine("vllm"), unknown, Layer()).laws
+    laws = attention_path(load_engine("vllm"), unknown, AttentionLayer()).laws
     assert {law.packs for law in laws} == {True, False}
 
 

@@ -38,7 +38,12 @@ from magicdec.perfmodel.kernels.base import (
 )
 from magicdec.perfmodel.kernels.gemm import cache_parameters, tensor_rate
 from magicdec.perfmodel.kernels.op import Cost, Op, OpTime, Where, operation
-from magicdec.specs.attention_kernels import KernelLaw, Layer, attention_path, tables
+from magicdec.specs.attention_kernels import (
+    AttentionLayer,
+    KernelLaw,
+    attention_path,
+    tables,
+)
 from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
 from magicdec.specs.engine import EngineProfile
 
@@ -623,7 +628,7 @@ def attention(
         factor = factor * _last_wave(hw, engine, blocks=batch * work.num_kv_heads)
     laws = (tables().kernels["packed"],)
     if not is_prefill:
-        layer = Layer(kv_dtype, float(work.head_dim), work.has_sinks)
+        layer = AttentionLayer(kv_dtype, float(work.head_dim), work.has_sinks)
         laws = attention_path(engine, hw, layer).laws
     first, *others = (curve.seconds(hw, work._replace(law=law)) for law in laws)
     time = first

@@ -48,7 +48,7 @@ from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.trees import TREES_LOSE
 from magicdec.schema.plan import CaseAnswer, NeedsAcceptance, OfTask, Outlook
 from magicdec.schema.row import NO_GAIN, Candidate, Gain
-from magicdec.specs.attention_kernels import Layer, attention_path
+from magicdec.specs.attention_kernels import AttentionLayer, attention_path
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.speculation import (
     HEAD_METHODS,
@@ -255,7 +255,7 @@ def _kernels_notes(cases: list[Case]) -> Iterator[str]:
     unknown = [
         case.hardware.name
         for case in cases
-        if len(attention_path(case.engine, case.hardware, Layer()).laws) > 1
+        if len(attention_path(case.engine, case.hardware, AttentionLayer()).laws) > 1
     ]
     if unknown:
         yield (
