@@ -22,7 +22,7 @@ from magicdec.perfmodel.rate.load import ENOUGH_REQUESTS, Load
 from magicdec.perfmodel.rate.replica import PassLimit
 from magicdec.perfmodel.rate.requests import Turns, drawn
 from magicdec.perfmodel.rate.simulate import simulate
-from magicdec.perfmodel.rate.trials import Trial, bisect, least
+from magicdec.perfmodel.rate.trials import Trial, last_kept
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms
 from magicdec.specs.catalog import load_model_spec
@@ -58,16 +58,44 @@ def write_trace(path: Path, arrivals: list[float]) -> str:
     span=st.integers(0, 100),
     start=st.integers(0, 100),
     edge=st.integers(-60, 170),
+    slope=st.sampled_from([0.0, 1e-3, 0.1, 3.0]),
+    is_cliff=st.booleans(),
+    known=st.sets(st.integers(-60, 170), max_size=4),
 )
-def test_the_least_number_that_holds_is_the_one_of_a_linear_scan(
-    low: int, span: int, start: int, edge: int
+def test_the_last_number_that_is_kept_is_the_one_of_a_linear_scan(
+    low: int,
+    span: int,
+    start: int,
+    edge: int,
+    slope: float,
+    is_cliff: bool,
+    known: set[int],
 ) -> None:
+    """Whatever the excess rises by, or where it has a cliff instead; in few tries where it rises
+    steadily."""
     high = low + span
-    wanted = next((number for number in range(low, high + 1) if number >= edge), None)
-    found = least(lambda n: n >= edge, start=min(low + start, high), low=low, high=high)
-    assert found == wanted
-    if low < edge <= high:
-        assert bisect(low, high, lambda n: n >= edge) == edge
+    tries = []
+
+    def excess(number: int) -> float:
+        if number > edge and is_cliff:
+            return math.inf
+        return math.exp(slope * (number - edge - 0.5)) + (number > edge) * 1e-9
+
+    def tried(number: int) -> float:
+        assert low <= number <= high
+        tries.append(number)
+        return excess(number)
+
+    found = last_kept(
+        tried,
+        start=min(low + start, high),
+        low=low,
+        high=high,
+        known={number: excess(number) for number in known if low <= number <= high},
+    )
+    kept = [number for number in range(low, high + 1) if excess(number) <= 1.0]
+    assert found == max(kept, default=low - 1)
+    assert len(tries) == len(set(tries)) <= 18
 
 
 @given(mine=st.integers(1, 9), more=st.integers(0, 40), count=st.integers(1, 200))
@@ -216,7 +244,8 @@ def test_work_beyond_its_bound_is_refused_in_one_line() -> None:
     with pytest.raises(CapacityError, match="takes more than 4000000 passes"):
         trial.at(4.0, 1)
     bounded = PassLimit(10)
-    bounded.spend(drawn=9 * 4096)
+    for _ in range(10):
+        bounded.spend()
     with pytest.raises(CapacityError):
         bounded.spend()
 
@@ -264,8 +293,8 @@ def test_at_larger_costs_fewer_requests_and_more_devices(tpot_ms: float | None) 
         highest[factor] = trial.highest_rate(replicas, costs=factor) or 0.0
         fewest = trial.fewest(64, costs=factor)
         assert fewest is not None
-        assert trial.keeps(rate, fewest, costs=factor)
-        assert fewest == 1 or not trial.keeps(rate, fewest - 1, costs=factor)
+        assert trial.excess(rate, fewest, costs=factor) <= 1.0
+        assert fewest == 1 or trial.excess(rate, fewest - 1, costs=factor) > 1.0
         assert (fewest <= replicas) == (highest[factor] >= rate)
     assert list(highest.values()) == sorted(highest.values(), reverse=True)
     if tpot_ms is None:
@@ -288,8 +317,8 @@ def test_the_highest_rate_keeps_the_limits_and_a_higher_one_does_not(
     highest = trial.highest_rate(replicas)
     assert highest is not None
     if highest > 0.0:
-        assert trial.keeps(highest, replicas)
-        assert not trial.keeps(highest * 1.02, replicas)
+        assert trial.excess(highest, replicas) <= 1.0
+        assert trial.excess(highest * 1.02, replicas) > 1.0
 
 
 def test_no_more_replicas_are_tried_than_one_simulation_holds() -> None:

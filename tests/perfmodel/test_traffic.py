@@ -244,9 +244,12 @@ def test_drafts_are_accepted_as_often_as_the_profile_says_whatever_requests_diff
         )
         assert server.drafts
         kinds = np.arange(3200) % 32
-        drawn_tokens = (
-            server.drafts.of_requests(3, kinds, np.full(3200, 500)).sum(axis=0) + 1.0
-        )
+        rows = server.drafts.rows(kinds, np.full(3200, 500))
+        chances = server.drafts.survivors[3].reshape(-1, 3)[rows]
+        drawn_tokens = chances.sum(axis=1) + 1.0
+        index = server.drafts.index(rows, 7 * np.arange(3200))
+        taken = server.drafts.tokens_of(3, index, np.full(3200, 400)) / 400.0
+        assert taken.mean() == pytest.approx(told, rel=0.005)
         assert drawn_tokens.mean() == pytest.approx(told, rel=0.002)
         assert (drawn_tokens.std() > 0.1) == (spread > 0)
         outcome = simulate_closed(server, requests, users=1)

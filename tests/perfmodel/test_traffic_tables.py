@@ -14,13 +14,8 @@ from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import MeasuredProfile
 from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.drafting import draft_kv_tokens, draft_of
-from magicdec.perfmodel.rate.costs import (
-    NUM_CLASSES,
-    Costs,
-    nodes,
-    num_blocks,
-    tabulate,
-)
+from magicdec.perfmodel.rate.costs import Costs, nodes, num_blocks, tabulate
+from magicdec.perfmodel.rate.drafts import NUM_CLASSES
 from magicdec.perfmodel.rate.requests import Requests, alike
 from magicdec.perfmodel.rate.simulate import Server
 from magicdec.perfmodel.serving import pass_parts, pass_seconds, prompt_time
@@ -198,12 +193,10 @@ def test_requests_accept_by_class_and_as_the_profile_says_over_classes(
     setup = server.setup
     drafts = server.drafts
     assert drafts is not None
-    assert drafts.num_classes == NUM_CLASSES
     for contexts in (drafts.contexts, server.costs.contexts):  # a step's drafts too
         assert (contexts[0], contexts[-1] >= 50 + LONGEST + 4) == (50.0, True)
-    every = drafts.of_requests(
-        gamma, np.arange(NUM_CLASSES), np.full(NUM_CLASSES, context)
-    )
+    rows = drafts.rows(np.arange(NUM_CLASSES), np.full(NUM_CLASSES, context))
+    every = drafts.survivors[gamma].reshape(-1, gamma)[rows].T
     (node,) = [each for each in drafts.contexts if each >= context][:1] or [
         drafts.contexts[-1]
     ]
@@ -214,8 +207,32 @@ def test_requests_accept_by_class_and_as_the_profile_says_over_classes(
     assert 1.0 + every.sum(axis=0).mean() == pytest.approx(float(told[0]), rel=2e-3)
     assert np.all(np.diff(every, axis=0) <= 1e-12)
     assert np.all(np.diff(every, axis=1) >= -1e-12)
-    one = drafts.of_requests(gamma, np.array([kind]), np.array([context]))
-    np.testing.assert_array_equal(one[:, 0], every[:, kind])
+    steps = drafts.index(rows[kind : kind + 1], np.array([0])) + np.arange(4097)
+    emitted = np.diff(drafts.emitted(gamma)[steps])
+    for position in range(gamma):
+        share = float((emitted > position + 1).mean())
+        assert share == pytest.approx(every[position, kind], abs=1.0 / 4096)
+
+
+@given(
+    gamma=st.sampled_from([1, 3]),
+    row=st.integers(0, 287),
+    begin=st.integers(0, 4095),
+    tokens=st.integers(1, 30_000),
+)
+def test_steps_are_the_fewest_that_emit_the_tokens(
+    gamma: int, row: int, begin: int, tokens: int
+) -> None:
+    """Counted step by step, around a row's steps as often as it takes."""
+    drafts = drafting().drafts
+    assert drafts is not None
+    index = drafts.index(np.array([row]), np.array([begin]))
+    of_row = np.diff(drafts.emitted(gamma)[row * 8192 : row * 8192 + 4097])
+    counted = np.cumsum(np.tile(np.roll(of_row, -begin), 8))
+    expected = int(np.argmax(counted >= tokens)) + 1
+    assert drafts.steps_of(gamma, index, np.array([tokens])).tolist() == [expected]
+    emitted = drafts.tokens_of(gamma, index, np.array([expected]))
+    assert emitted.tolist() == [counted[expected - 1]]
 
 
 @given(

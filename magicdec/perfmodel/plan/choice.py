@@ -74,19 +74,6 @@ def objective(row: Candidate) -> Objective:
     return Objective(row.within_limits, row.fits, row.rate)
 
 
-class ArrivalsObjective(NamedTuple):
-    """Order of layouts that keep the limits under arrivals, the least first: fewer devices, then a
-    higher rate of requests.
-    """
-
-    num_gpus: int
-    negative_rate: float
-
-
-def arrivals_objective(num_gpus: int, requests_per_s: float) -> ArrivalsObjective:
-    return ArrivalsObjective(num_gpus, -requests_per_s)
-
-
 class Ranking(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of one load that compete, ranked."""
 

@@ -1,9 +1,9 @@
 """How many devices keep limits on latencies under arrivals, with and without speculation.
 
 A first answer is analytic (layouts.py). Layouts near the fewest devices are then simulated, with
-fewer and more replicas, and the simulation decides (trials.py). A draft is run by the plan's table
-of gammas by batch, or by one gamma where following a table costs its engine more than it gains
-(plan/tables.py).
+fewer and more replicas, and the simulation decides (trials.py): the fewest devices, then the highest
+rate that they keep. A draft is run by the plan's table of gammas by batch, or by one gamma where
+following a table costs its engine more than it gains (plan/tables.py).
 
 The chosen layout, and that without a draft, are simulated again where all costs are at the 5th and
 the 95th percentile of the time per token's distribution: the intervals of the rate that their
@@ -27,7 +27,6 @@ from joblib.parallel import get_active_backend
 from magicdec.counts import Z_90, Array
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.intervals import interval, step_errors, tokens_error
-from magicdec.perfmodel.plan.choice import ArrivalsObjective, arrivals_objective
 from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.explain import LEAST_LOSS, hits_lost, keeping_last_unit
 from magicdec.perfmodel.plan.request import Case, PlanRequest
@@ -50,8 +49,8 @@ SEEDS = 3
 DISAGREEMENT = 0.1
 LEAST_GAIN = 0.01
 """Speculation pays where requests are faster by more than this."""
-SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 1.7)
-"""Points of the curves, as shares of the requested rate."""
+SHARES = tuple(RATIO**step for step in (-70, -35, -18, -8, 0, 7, 17, 27))
+"""Points of the curves, as shares of the requested rate: 0.25 to 1.7, steps of what searches try."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +61,7 @@ class Settled:
     layout: ServedLayout
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class SizedLayout:
     """A layout, and the fewest replicas of it that keep the limits."""
 
@@ -78,8 +77,9 @@ class SizedLayout:
         return self.layout.row.num_gpus * self.replicas
 
     @property
-    def worth(self) -> ArrivalsObjective:
-        return arrivals_objective(self.num_gpus, self.layout.rate * self.replicas)
+    def analytic(self) -> float:
+        """Requests per second by Little's law."""
+        return self.layout.rate * self.replicas
 
 
 def _lacking(case: Case) -> list[str]:
@@ -117,36 +117,36 @@ def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> 
         )
     load = Load.of(request, model)
     layouts = served_layouts(load, model)
-    stages = Stages(progress, (1.0, 3.0, 4.0))
+    stages = Stages(progress, (1.0, 3.0, 4.0, 8.0))
     plain = [layout for layout in layouts if layout.option is None]
     drafted = [layout for layout in layouts if layout.option is not None]
     alone = _fewest(load, plain, MOST_DEVICES, stages.stage(0))
     speculative = _fewest(load, drafted, MOST_DEVICES, stages.stage(1))
     kept = [answer for answer in (alone, speculative) if answer is not None]
-    without_draft = None if alone is None else _full_point(alone)
-    with_draft = None if speculative is None else _full_point(speculative)
     given = request.num_gpus or MOST_DEVICES
-    enough = [answer for answer in kept if answer.num_gpus <= given]
-    if enough:
-        best = min(enough, key=lambda answer: answer.worth)
-        chosen = without_draft if best is alone else with_draft
-        assert chosen is not None  # the best was kept
-    else:
+    best = _best_of([answer for answer in kept if answer.num_gpus <= given])
+    shown = kept
+    if best is None:
         best = _keeping_most(load, layouts, given)
         if request.num_gpus is None:
             raise _too_much(best)
-        chosen = _full_point(best)
-        kept = [best]
-    curves = _curves(kept, best, stages.stage(2))
+        shown = [best]
+    curves = _curves(shown, best, stages.stage(2))
+    answers = list(dict.fromkeys([*kept, best]))
+    points = {}
+    for done, answer in enumerate(answers):
+        message = f"searching the highest rate with {answer.layout.row.draft}"
+        stages.stage(3)(StepMessage(message, done=done, total=len(answers)))
+        points[answer] = _full_point(answer, explains=answer is best)
     outcome = best.trial.at(load.rate, best.replicas)
     traffic = Traffic(
         rate_per_s=load.rate,
         num_requests=len(outcome.requests),
-        best=chosen,
-        autoregressive=without_draft,
-        speculative=with_draft,
+        best=points[best],
+        autoregressive=points[alone] if alone else None,
+        speculative=points[speculative] if speculative else None,
         curves=curves,
-        notes=[*_where_it_pays(curves), *_on_hits(best), *_notes(best, chosen)],
+        notes=[*_where_it_pays(curves), *_on_hits(best), *_notes(best, points[best])],
         has_limits=load.has_limits,
         lacking=_lacking(best.layout.case),
     )
@@ -187,16 +187,16 @@ def simulated(
 def _fewest(
     load: Load, layouts: list[ServedLayout], most: int, progress: Progress
 ) -> SizedLayout | None:
-    """The layout and number of replicas with the fewest devices. The best by the analytic answer is
-    simulated first, and the others on no more devices than they would need to be better.
+    """The best layout and number of replicas. The best by the analytic answer is simulated first,
+    and the others on no more devices than it takes.
     """
 
     def analytic(layout: ServedLayout) -> int:
         return layout.row.num_gpus * math.ceil(load.rate / max(layout.rate, 1e-9))
 
-    def expected(layout: ServedLayout) -> ArrivalsObjective:
+    def expected(layout: ServedLayout) -> tuple[int, float]:
         devices = analytic(layout)
-        return arrivals_objective(devices, layout.rate * devices / layout.row.num_gpus)
+        return devices, -layout.rate * devices / layout.row.num_gpus
 
     if not layouts:
         progress(StepMessage("simulating layouts", done=0, total=1))
@@ -205,30 +205,35 @@ def _fewest(
     close = [layout for layout in layouts if analytic(layout) <= limit]
     close.sort(key=expected)
     trials = [Trial(load=load, layout=layout) for layout in close]
-    best = _kept_by(trials[:1], [trials[0].fewest(most)])
-    jobs = [(trial, _most_to_be_better(trial, best, most)) for trial in trials[1:]]
+    first = trials[0].fewest(most)
+    if first is not None:
+        most = first * trials[0].layout.row.num_gpus
+    jobs = [(trial, most) for trial in trials[1:]]
     counts = _in_parallel(Trial.fewest, jobs, progress, "simulating layouts")
-    return _kept_by(trials, [best.replicas if best else None, *counts])
-
-
-def _kept_by(trials: list[Trial], counts: list[int | None]) -> SizedLayout | None:
-    """The best of the layouts, of which each keeps the limits with so many replicas."""
-    kept = []
-    for trial, count in zip(trials, counts, strict=True):
+    answers = []
+    for trial, count in zip(trials, [first, *counts], strict=True):
         if count is not None:
-            kept.append(SizedLayout(trial=trial, replicas=count))
-    return min(kept, key=lambda answer: answer.worth, default=None)
+            answers.append(SizedLayout(trial=trial, replicas=count))
+    return _best_of(answers)
 
 
-def _most_to_be_better(trial: Trial, best: SizedLayout | None, most: int) -> int:
-    """The most devices on which a layout would be better than the best one so far."""
-    if best is None:
-        return most
-    replicas = best.num_gpus // trial.layout.row.num_gpus
-    at_most = SizedLayout(trial=trial, replicas=replicas)
-    if at_most.num_gpus == best.num_gpus and at_most.worth >= best.worth:
-        return best.num_gpus - 1
-    return best.num_gpus
+def _best_of(answers: Sequence[SizedLayout]) -> SizedLayout | None:
+    """The one with the fewest devices, and of as many the one that keeps the highest rate there; of
+    equal ones the one with the higher analytic rate. One simulation each, at the rate to beat."""
+    fewest = min((answer.num_gpus for answer in answers), default=0)
+    best: SizedLayout | None = None
+    for answer in sorted(answers, key=lambda answer: -answer.analytic):
+        if answer.num_gpus > fewest:
+            continue
+        if best is None:
+            best = answer
+            continue
+        highest = best.trial.highest_rate(best.replicas)
+        if highest is None:
+            break  # no rate is too much
+        if answer.trial.excess(highest * RATIO, answer.replicas) <= 1.0:
+            best = answer
+    return best
 
 
 def _in_parallel(
@@ -286,8 +291,9 @@ def _too_much(best: SizedLayout) -> CapacityError:
     )
 
 
-def _full_point(answer: SizedLayout) -> TrafficLoad:
-    """The requested rate, the highest rate that the same devices keep, and intervals."""
+def _full_point(answer: SizedLayout, *, explains: bool) -> TrafficLoad:
+    """The requested rate, the highest rate that the same devices keep, and intervals. `explains`:
+    with what lies between that and the steady answer."""
     trial = answer.trial
     rate = trial.load.rate
     point = _point(trial, answer.replicas, rate)
@@ -309,7 +315,7 @@ def _full_point(answer: SizedLayout) -> TrafficLoad:
         highest_rate_high_per_s=cheap.rate,
         num_gpus_low=cheap.num_gpus,
         num_gpus_high=dear.num_gpus,
-        reasons=_reasons(answer, point.analytic_rate_per_s, highest),
+        reasons=_reasons(answer, highest) if explains else [],
         ttft_p95_low_s=ttft.low,
         ttft_p95_high_s=ttft.high,
         tpot_p95_low_s=tpot.low,
@@ -345,10 +351,11 @@ def _at_costs(answer: SizedLayout, factor: float, highest: float | None) -> _AtC
     return _AtCosts(rate=rate, num_gpus=num_gpus)
 
 
-def _reasons(answer: SizedLayout, steady: float, highest: float | None) -> list[Reason]:
+def _reasons(answer: SizedLayout, highest: float | None) -> list[Reason]:
     """Simulations between the steady answer and the load: limits on means and regular arrivals
     first, then the arrivals asked for. None where little lies between.
     """
+    steady = answer.analytic
     if not highest or abs(steady / highest - 1.0) < DISAGREEMENT:
         return []
     load = answer.trial.load
@@ -374,8 +381,11 @@ def _reasons(answer: SizedLayout, steady: float, highest: float | None) -> list[
 
 def _highest(answer: SizedLayout, request: PlanRequest) -> float:
     """The highest rate that the same replicas keep by another request's limits and arrivals."""
-    load = dataclasses.replace(answer.trial.load, request=request)
-    trial = dataclasses.replace(answer.trial, load=load, outcomes={})
+    own = answer.trial
+    load = dataclasses.replace(own.load, request=request)
+    arrives_alike = request.burstiness == own.load.request.burstiness
+    outcomes = own.outcomes if arrives_alike else {}
+    trial = dataclasses.replace(own, load=load, outcomes=outcomes)
     return trial.highest_rate(answer.replicas) or 0.0
 
 
@@ -404,7 +414,7 @@ def _point(trial: Trial, replicas: int, rate: float) -> TrafficLoad:
         num_replicas=replicas,
         rate_per_s=rate,
         overloaded=outcome.is_overloaded,
-        within_limits=load.kept_by(outcome),
+        within_limits=load.excess(outcome) <= 1.0,
         ttft=ttft,
         tpot=tpot,
         request=whole,

@@ -1,4 +1,4 @@
-"""The seconds of one iteration, in tables, and the drafts that each sequence has accepted in it.
+"""The seconds of one iteration, in tables.
 
     iteration = step(n, c, gamma) + Σ over microbatches of the fullest group's prompts / pp
     prompts   = linear(n · (gamma + 1) + k) − linear(n · (gamma + 1)) + Σ over chunks of (prompt(end) − prompt(start))
@@ -21,15 +21,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from magicdec.counts import Array, survival
+from magicdec.counts import Array
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.drafting import draft_kv_tokens, draft_of
@@ -41,9 +40,6 @@ from magicdec.perfmodel.step import idle_step_s, send_op
 NUM_CONTEXTS = 129
 NUM_ROWS = 32
 """Numbers of sequences whose steps are tabulated together."""
-NUM_CLASSES = 32
-"""Kinds of requests by how easy their text is to draft."""
-NUM_ACCEPTANCE_CONTEXTS = 9
 
 
 def nodes(low: float, high: float, most: int = NUM_CONTEXTS) -> Array:
@@ -256,62 +252,3 @@ def num_blocks(
     free = float(capacity) - float(fixed)
     of_sequence = float(need(setup.spread.dp) - fixed)
     return max(int(free / of_sequence * mean_len / block_size), 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drafts:
-    """The probability that a sequence accepts at least i drafts of a step, by gamma: [context,
-    class, i]; its mean over classes is the profile's, so that tokens per step are those of
-    `predict`."""
-
-    contexts: Array
-    survivors: dict[int, Array]
-
-    @classmethod
-    def of(
-        cls,
-        setup: Setup,
-        profile: AcceptanceProfile,
-        *,
-        budget: int | None,
-        gammas: Iterable[int],
-        lengths: tuple[int, int],
-    ) -> Drafts:
-        """Requests differ by the profile's spread: each has one rate for all of its steps, of
-        NUM_CLASSES.
-        """
-        contexts = nodes(lengths[0], lengths[1], NUM_ACCEPTANCE_CONTEXTS)
-        read = draft_kv_tokens(setup, contexts, budget)
-        seen = draft_of(setup).context_seen(contexts, budget)
-        quantiles = (np.arange(NUM_CLASSES) + 0.5) / NUM_CLASSES
-        shift = profile.spread * np.array(list(map(NormalDist().inv_cdf, quantiles)))
-        survivors = {}
-        for gamma in set(gammas) - {0}:
-            rates = profile.conditional_rates(
-                budget=read, context=seen, gamma_max=gamma
-            )
-            of_law = survival(rates)
-            emitted, _ = profile.tokens_per_step(budget=read, context=seen, gamma=gamma)
-            correction = (emitted - 1.0) / np.maximum(of_law.sum(axis=-1), 1e-12)
-            wanted = of_law * correction[:, None]
-            class_rates = np.clip(rates[:, None, :] + shift[:, None], 0.0, 1.0)
-            of_classes = survival(class_rates)
-            scale = wanted / np.maximum(of_classes.mean(axis=1), 1e-12)
-            survivors[gamma] = np.minimum(of_classes * scale[:, None, :], 1.0)
-        return cls(contexts=contexts, survivors=survivors)
-
-    @cached_property
-    def num_classes(self) -> int:
-        """Classes of requests, the same for every gamma."""
-        return int(next(iter(self.survivors.values())).shape[1])
-
-    @cached_property
-    def _inner(self) -> Array:
-        return self.contexts[:-1]
-
-    def of_requests(self, gamma: int, kinds: Any, contexts: Any) -> Array:
-        """The probabilities of requests of these classes at these contexts: [i, request]."""
-        place = self._inner.searchsorted(contexts)
-        of_pairs = self.survivors[gamma].reshape(-1, gamma)
-        chosen: Array = of_pairs.take(place * self.num_classes + kinds, axis=0).T
-        return chosen

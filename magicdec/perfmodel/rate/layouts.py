@@ -1,5 +1,5 @@
 """The layouts that a plan for a rate simulates: each way to spread a replica, without a draft and
-with the drafts that serve most there by Little's law.
+with the drafts that serve about the most there by Little's law.
 
 A replica that holds b requests for t seconds each serves b / t of them per second.
 """
@@ -34,8 +34,9 @@ from magicdec.schema.plan import GammaTable
 from magicdec.schema.row import Candidate
 from magicdec.specs.model import ModelSpec
 
-MOST_DRAFTS = 3
-"""Drafts that are simulated at each tp size, by the analytic answer's order."""
+NEAR_MOST = 0.8
+"""Share of the highest analytic rate of a draft at a tp size from which others are simulated: how
+often a draft's rate varies between requests moves its percentiles by less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +108,8 @@ class ServedLayout:
 def served_layouts(
     load: Load, model: ModelSpec, *, widest: bool = False
 ) -> list[ServedLayout]:
-    """Each way to spread a replica without a draft, and with the drafts that serve most there, of
-    those that a release of the engine runs unless one was requested. `widest`: the usual way at its
+    """Each way to spread a replica without a draft, and with the drafts that serve about the most
+    there, of those that a release of the engine runs unless one was requested. `widest`: the usual way at its
     largest tp size alone.
 
     Raises CapacityError where nothing fits, or nothing keeps the limits.
@@ -123,9 +124,11 @@ def served_layouts(
             refused.append(error)
             continue
         drafted = [layout for layout in rows if layout.row.is_speculative]
-        drafted.sort(key=lambda layout: layout.rate)
+        most = max((layout.rate for layout in drafted), default=0.0)
         layouts += [layout for layout in rows if layout.option is None]
-        layouts += [layout.with_usual_policy() for layout in drafted[-MOST_DRAFTS:]]
+        for layout in drafted:
+            if layout.rate >= NEAR_MOST * most:
+                layouts.append(layout.with_usual_policy())
     if layouts:
         return layouts
     if refused:

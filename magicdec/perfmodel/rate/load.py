@@ -13,7 +13,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import cast
 
-import msgspec
 import numpy as np
 
 from magicdec.counts import Array
@@ -158,28 +157,15 @@ class Load:
         )
         return dataclasses.replace(trace, arrival_s=arrivals.arrival_s)
 
-    def with_limits_over(self, factor: float) -> Load:
-        """The load with limits that are so many times as short."""
-        shorter: dict[str, float] = {}
-        for name in LATENCY_LIMITS:
-            limit = getattr(self.request, name)
-            if limit is not None:
-                shorter[name] = limit / factor
-        request = msgspec.structs.replace(self.request, **shorter)
-        return dataclasses.replace(self, request=request)
-
-    def kept_by(self, outcome: SimulatedTimes) -> bool:
-        """Whether an outcome keeps the limits."""
+    def excess(self, outcome: SimulatedTimes) -> float:
+        """The largest of the limited times, over its limit; infinite where the queue grows."""
         if outcome.is_overloaded:
-            return False
+            return math.inf
         asked = self.request
-        is_prompt = _is_within(
-            outcome.ttft_s, mean=asked.ttft_limit_s, p95=asked.ttft_p95_s
+        return max(
+            _over(outcome.ttft_s, mean=asked.ttft_limit_s, p95=asked.ttft_p95_s),
+            _over(outcome.tpot_s, mean=asked.tpot_limit_s, p95=asked.tpot_p95_s),
         )
-        is_fast = _is_within(
-            outcome.tpot_s, mean=asked.tpot_limit_s, p95=asked.tpot_p95_s
-        )
-        return is_prompt and is_fast
 
     @property
     def has_limits(self) -> bool:
@@ -238,12 +224,14 @@ def _shapes(trace: Requests) -> WorkloadSpec:
     return WorkloadSpec(requests=tuple(shapes))
 
 
-def _is_within(seconds: Array, *, mean: float | None, p95: float | None) -> bool:
-    if not len(seconds):
-        return True
-    if mean is not None and float(seconds.mean()) > mean:
-        return False
-    return p95 is None or float(np.quantile(seconds, 0.95)) <= p95
+def _over(seconds: Array, *, mean: float | None, p95: float | None) -> float:
+    """The larger of the mean and the 95th percentile, each over its limit."""
+    shares = [0.0]
+    if len(seconds) and mean is not None:
+        shares.append(float(seconds.mean()) / mean)
+    if len(seconds) and p95 is not None:
+        shares.append(float(np.quantile(seconds, 0.95)) / p95)
+    return max(shares)
 
 
 def _tighter(first: float | None, second: float | None) -> float | None:

@@ -7,36 +7,34 @@
                       with the tokens that it has as its prompt
     ends              a prompt's last chunk emits a first token, a step one and the drafts that it accepts
 
-Iterations in which nothing can change (no arrival that could enter, no end, room for all) run
-together: what they emit is drawn at once. An engine that does not mix prompts with decoding runs
-passes of prompts alone, whole ones. With data-parallel groups and microbatches, each has
-`max_tokens` of its own: a prompt goes where most are left.
+A request's steps are known when it begins to decode (drafts.py), so the next end is the top of a heap,
+and iterations in which nothing changes (no arrival that could enter, no end, room for all) run
+together. The tokens held by all grow steadily in between, each request's by its own mean. Where gamma
+changes, tokens so far are looked up and steps drawn for the rest. An engine that does not mix
+prompts with decoding runs passes of prompts alone, whole ones. With data-parallel groups and
+microbatches, each has `max_tokens` of its own: a prompt goes where most are left.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.errors import CapacityError
-from magicdec.perfmodel.rate.costs import Costs, Drafts
+from magicdec.perfmodel.rate.costs import Costs
+from magicdec.perfmodel.rate.drafts import NUM_CLASSES, NUM_STEPS, Drafts
 from magicdec.perfmodel.rate.requests import Requests, Whole
 from magicdec.schema.gamma_table import TableGamma
 
-MOST_DRAWN = 256
-"""Steps that are drawn at once."""
-DRAWN_PER_PASS = 4096
-"""Random numbers that take as long as a pass."""
+STEPS = np.arange(1024.0)
+"""As many steps run together at most."""
 MOST_WORK = 20_000_000
 """Passes of one simulation that nothing else bounds: a quarter of an hour of one core."""
 Chunk = tuple[int, int, int, int]
@@ -54,9 +52,9 @@ class PassLimit:
     def is_spent(self) -> bool:
         return self.left < 0
 
-    def spend(self, drawn: int = 0) -> None:
-        """Counts a pass, and what it draws. Raises CapacityError beyond the bound."""
-        self.left -= 1 + drawn // DRAWN_PER_PASS
+    def spend(self) -> None:
+        """Counts a pass. Raises CapacityError beyond the bound."""
+        self.left -= 1
         if self.left < 0:
             raise CapacityError(
                 f"simulating these requests takes more than {self.most} passes of a scheduler; "
@@ -114,7 +112,6 @@ class Replica:
         if drafts is None:
             self.policy = None
         count = len(requests)
-        slots = limits.max_sequences
         self.first_s = np.full(count, np.nan)
         self.last_s = np.full(count, np.nan)
         self.output: list[int] = requests.output_len.tolist()
@@ -129,11 +126,6 @@ class Replica:
         """Time by which a request's tokens leave the last stage after the others' of its round, as
         its prompt did.
         """
-        self.random = np.random.default_rng(seed)
-        kinds = self.random.integers(0, 2**31, count)
-        if drafts is not None:
-            kinds %= drafts.num_classes
-        self.kinds: list[int] = kinds.tolist()
         self.before_s = np.zeros(count)
         """Time of each prompt elsewhere, and of its keys and values on their way."""
         if limits.elsewhere_s is not None:
@@ -148,22 +140,41 @@ class Replica:
         self.users = users
         self.parts: list[tuple[int, int, int]] = []
         """Requests whose prompts are being computed, their tokens so far, and by which group."""
-        self.n = 0
-        self.slots = np.zeros((4, slots), dtype=np.int64)
-        self.ids, self.context, self.left, self.kind = self.slots
-        self.total = 0
-        """Tokens held by decoding requests."""
-        self.held = 0
-        """Blocks held by decoding requests."""
+        self.decoding: dict[int, None] = {}
+        """Requests that decode, in the order in which they entered."""
+        self.step = 0
+        """Steps that any request has decoded in."""
+        self.ends: list[tuple[int, int]] = []
+        """The step in which each request that decodes ends, the next first."""
+        self.gamma: int | None = None
+        """Drafts of the steps that are drawn. None: they are to be drawn anew."""
+        self.undrawn: list[int] = []
+        """Requests that decode and have no steps yet."""
+        # by request, when its steps are drawn
+        self.drawn_at = np.zeros(count, dtype=np.int64)
+        self.context = requests.prompt_len + 1
+        self.left = requests.output_len - 1
+        self.index = np.zeros(count, dtype=np.int64)
+        random = np.random.default_rng(seed)
+        self.kinds = random.integers(0, NUM_CLASSES, count)
+        self.begins = random.integers(0, NUM_STEPS, count)
+        self.growth_of = np.zeros(count)
+        """Tokens of a step, on average until the request ends."""
+        self.growth = 0.0
+        """Tokens of a step of all that decode."""
+        self.total = 0.0
+        """Tokens held by all that decode."""
+        self.longest = self._blocks(requests.lengths[1])
         self.preemptions = 0
         self.iterations = 0
         self.timeline: list[tuple[float, int, int, int]] = []
         """(time, requests that decode or are prefilled, waiting, blocks in use), at each change."""
-        self._rows: dict[int, tuple[list[float], tuple[int, ...]]] = {}
+        self._gammas: dict[int, int] = {}
+        self._firsts: dict[int, list[tuple[int, int, float]]] = {}
 
     @property
     def in_system(self) -> int:
-        return self.n + len(self.queue) + len(self.coming) + len(self.parts)
+        return len(self.decoding) + len(self.queue) + len(self.coming) + len(self.parts)
 
     def submit(self, request: int, sent_s: float) -> None:
         """A request that a client sends at this time."""
@@ -177,7 +188,7 @@ class Replica:
         """Runs every iteration that begins before `until`."""
         while True:
             self._receive()
-            if not (self.n or self.queue or self.parts):
+            if not (self.decoding or self.queue or self.parts):
                 if not self.coming or self.coming[0][0] >= until:
                     return
                 self.now = self.coming[0][0]
@@ -190,7 +201,7 @@ class Replica:
         """Puts the requests that have arrived into the queue. A busy server that schedules ahead
         sees those that arrived before its iteration began."""
         seen = self.now
-        if self.limits.schedules_ahead and (self.n or self.queue or self.parts):
+        if self.limits.schedules_ahead and (self.decoding or self.queue or self.parts):
             seen = self.began
         while self.coming and self.coming[0][0] <= seen:
             self.queue.append(heappop(self.coming)[1])
@@ -199,72 +210,73 @@ class Replica:
         self.work.spend()
         gamma = self._gamma()
         free = self._make_room(gamma)
+        self._draw(gamma)
         chunks, free = self._chunks(gamma, free)
-        running = self.n + len(chunks)
+        running = len(self.decoding) + len(chunks)
         used = self.limits.num_blocks - free
         self.timeline.append((self.now, running, len(self.queue), used))
         if chunks:
             self._with_prompts(chunks, gamma)
         else:
             self._decode(until, gamma, free)
+        self._take_out()
 
     # What runs next
 
     def _gamma(self) -> int:
         """The policy's choice."""
-        if self.policy is None or not self.n:
+        n = len(self.decoding)
+        if self.policy is None or not n:
             return 0
-        edges, chosen = self._choices()
-        return chosen[bisect_right(edges, self._mean())]
-
-    def _choices(self) -> tuple[list[float], tuple[int, ...]]:
-        """The policy at so many sequences: the mean contexts between which gamma changes, and the
-        gammas.
-        """
-        if self.n not in self._rows:
-            assert self.policy is not None
-            contexts = self.policy.context_lens
-            edges = []
-            chosen = [self.policy.choose(batch_size=self.n, context_len=contexts[0])]
-            for low, high in pairwise(contexts):
-                gamma = self.policy.choose(batch_size=self.n, context_len=high)
-                if gamma != chosen[-1]:
-                    edges.append((low * high) ** 0.5)
-                    chosen.append(gamma)
-            self._rows[self.n] = edges, tuple(chosen)
-        return self._rows[self.n]
+        if n not in self._gammas:
+            context = self.policy.context_lens[0]
+            self._gammas[n] = self.policy.choose(batch_size=n, context_len=context)
+        return self._gammas[n]
 
     def _mean(self) -> float:
         """Tokens that a sequence holds, on average."""
-        return self.total / self.n
+        return self.total / len(self.decoding)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.limits.block_size)
 
     def _make_room(self, gamma: int) -> int:
         """Gives those that decode the blocks of their next step, where need be by preempting the
-        last; the blocks that are left."""
-        size = self.limits.block_size
+        last; the blocks that are left, counted where they may be too few and else about."""
+        n = len(self.decoding)
         while True:
-            self.held = 0
-            if self.n:
-                blocks = (self.context[: self.n] + (gamma + size)) // size
-                self.held = int(np.add.reduce(blocks))
-            free = self.limits.num_blocks - self.held
+            free = self.limits.num_blocks
             for request, _, _ in self.parts:
                 free -= self._blocks(self._final(request))
+            size = self.limits.block_size
+            # of each request's last block half is used, on average
+            held = (self.total + n * (gamma + (size + 1) / 2)) / size
+            if free - held > self.longest * (1 + len(self.queue)) + n:
+                return round(free - held)
+            free -= self._held(gamma)
             if free >= 0:
                 return free
             self.preemptions += 1
             if self.parts:
                 self.queue.appendleft(self.parts.pop()[0])
                 continue
-            self.n -= 1
-            self.total -= int(self.context[self.n])
-            last = int(self.ids[self.n])
-            self.emitted[last] = self.output[last] - int(self.left[self.n])
-            self.known[last] = int(self.requests.prompt_len[last]) + self.emitted[last]
-            self.queue.appendleft(last)
+            self._settle()
+            request, _ = self.decoding.popitem()
+            self.total -= float(self.context[request])
+            self.emitted[request] = self.output[request] - int(self.left[request])
+            prompt = int(self.requests.prompt_len[request])
+            self.known[request] = prompt + self.emitted[request]
+            # as of when it decodes again, having emitted another token
+            self.context[request] += 1
+            self.left[request] -= 1
+            self.queue.appendleft(request)
+
+    def _held(self, gamma: int) -> int:
+        """Blocks of those that decode, with their next step's."""
+        chosen, _, tokens = self._since_drawn()
+        size = self.limits.block_size
+        blocks = (self.context[chosen] + tokens + (gamma + size)) // size
+        return int(blocks.sum())
 
     def _final(self, request: int) -> int:
         """Tokens that a request must find room for to enter."""
@@ -281,14 +293,14 @@ class Replica:
         chunks: list[Chunk] = []
         taken = 0
         if costs.mixes:
-            taken = -(-self.n // costs.groups) * (gamma + 1)
+            taken = -(-len(self.decoding) // costs.groups) * (gamma + 1)
         room = [self.limits.max_tokens - taken] * costs.groups
         for request, start, group in self.parts:
             if room[group] > 0:
                 end = min(self.known[request], start + room[group])
                 chunks.append((request, start, end, group))
                 room[group] -= end - start
-        slots = self.limits.max_sequences - self.n - len(self.parts)
+        slots = self.limits.max_sequences - len(self.decoding) - len(self.parts)
         while self.queue and slots > 0:
             most = max(room)
             if most <= 0:
@@ -314,7 +326,7 @@ class Replica:
 
     def _with_prompts(self, chunks: list[Chunk], gamma: int) -> None:
         costs = self.costs
-        n = self.n
+        n = len(self.decoding)
         self.began = self.now
         decodes = n > 0 and costs.mixes
         decoding = 1
@@ -328,14 +340,9 @@ class Replica:
         self.now += fullest_s / costs.stages
         self.iterations += 1
         if decodes:
-            survivors = self._survivors(gamma)
-            accepted: Any = 0
-            if survivors is not None:
-                accepted = self._accepted(survivors, 1)[0]
-            self.context[:n] += accepted + 1
-            self.left[:n] -= accepted + 1
-            self.total = int(np.add.reduce(self.context[:n]))
-            self._take_out(int(np.minimum.reduce(self.left[:n])))
+            self.step += 1
+            self.total += self.growth
+            self._take_out()
         if self.parts:
             going = {request for request, *_ in chunks}
             self.parts = [part for part in self.parts if part[0] not in going]
@@ -367,18 +374,13 @@ class Replica:
         if math.isnan(self.first_s[request]):
             self.first_s[request] = self.now + self.lag[request]
         self.emitted[request] += 1
-        left = self.output[request] - self.emitted[request]
-        if left <= 0:
+        if self.emitted[request] >= self.output[request]:
             self._finish(request)
             return
-        context = self.known[request] + 1
-        place = self.n
-        self.ids[place] = request
-        self.context[place] = context
-        self.left[place] = left
-        self.kind[place] = self.kinds[request]
-        self.total += context
-        self.n += 1
+        self.drawn_at[request] = self.step
+        self.total += self.known[request] + 1
+        self.decoding[request] = None
+        self.undrawn.append(request)
 
     def _own_s(self, chunks: list[Chunk], decoding: int) -> list[float]:
         """The time of each group's prompts."""
@@ -396,29 +398,21 @@ class Replica:
             own[group] = self.costs.chunks_s(decoding, starts, ends, entering)
         return own
 
-    def _survivors(self, gamma: int) -> Array | None:
-        """The probabilities that each sequence accepts at least so many drafts: [i, n]; None where
-        none are made.
+    def _take_out(self) -> None:
+        """Ends the requests that have all their tokens; a last step's tokens beyond them are
+        dropped.
         """
-        if not gamma or self.drafts is None:
-            return None
-        n = self.n
-        return self.drafts.of_requests(gamma, self.kind[:n], self.context[:n])
-
-    def _take_out(self, fewest: int) -> None:
-        """Ends the requests that have all their tokens, where the fewest that one lacks are none; a
-        last step's tokens beyond them are dropped.
-        """
-        if fewest > 0:
-            return
-        goes_on = self.left[: self.n] > 0
-        for request in self.ids[: self.n][~goes_on].tolist():
+        while self.ends and self.ends[0][0] <= self.step:
+            end, request = heappop(self.ends)
+            steps = end - int(self.drawn_at[request])
+            growth = float(self.growth_of[request])
+            self.growth -= growth
+            self.total -= float(self.context[request]) + growth * steps
+            del self.decoding[request]
             self.emitted[request] = self.output[request]
             self._finish(request)
-        going = goes_on.nonzero()[0]
-        self.n = len(going)
-        self.slots[:, : self.n] = self.slots.take(going, axis=1)
-        self.total = int(np.add.reduce(self.context[: self.n]))
+        if not self.decoding:
+            self.growth = self.total = 0.0
 
     def _finish(self, request: int) -> None:
         self.last_s[request] = sent_s = self.now + self.lag[request]
@@ -430,93 +424,107 @@ class Replica:
     # Many iterations in which nothing else changes
 
     def _decode(self, until: float, gamma: int, free: int) -> None:
-        """Until one ends, an arrival, no room in the cache whatever is accepted, or another
-        gamma."""
-        n = self.n
-        stop = until
+        """Until one ends, an arrival, or no room in the cache whatever is accepted."""
+        n = len(self.decoding)
+        seen = math.inf
         if self.coming and not self.queue:
-            stop = min(until, self.coming[0][0])
+            seen = self.coming[0][0]
+        stop = min(until, seen)
         row = self.costs.row(gamma, n)
-        context = self.context[:n]
-        left = self.left[:n]
-        room = self._steps_of_room(gamma, free)
-        survivors = self._survivors(gamma)
-        per_step = 1.0
-        if survivors is not None:
-            per_step += float(np.add.reduce(survivors, axis=None)) / n
-            # compared with rows of draws, many times
-            survivors = np.ascontiguousarray(survivors)
-        fewest = int(np.minimum.reduce(left))
-        while True:
-            likely = fewest
-            if survivors is not None:
-                likely = int(1.2 * fewest / per_step + 3)
-            in_time = (stop - self.now) / row[0] + 2.0
-            steps = max(int(min(room, likely, in_time, MOST_DRAWN)), 1)
-            self.work.spend(steps * n * gamma)
-            emitted, together = self._emitted(survivors, steps)
-            means = (self.total + together) / n
-            seconds = np.interp(means[:-1], self.costs.contexts, row)
-            times = self.now + seconds.cumsum()
-            taken = self._steps_until_change(emitted, means[1:], gamma)
-            taken = min(taken, int(times.searchsorted(stop)) + 1)
-            if taken > 1:
-                self.began = float(times[taken - 2])
-            else:
-                self.began = self.now
-            last = taken - 1
-            self.now = float(times[last])
-            self.iterations += taken
-            context += emitted[last]
-            left -= emitted[last]
-            self.total += int(together[taken])
-            room -= taken
-            fewest = int(np.minimum.reduce(left))
-            if room <= 0 or self.now >= stop:
-                break
-            if fewest <= 0 or self._gamma() != gamma:
-                break
-        self._take_out(fewest)
+        in_time = (stop - self.now) / row[0] + 3.0
+        steps = min(self._steps_of_room(gamma, free), in_time, len(STEPS))
+        steps = max(int(min(steps, self.ends[0][0] - self.step)), 1)
+        if self._gamma() != gamma:
+            steps = 1  # gamma was chosen with one that has lost its room since
+        contexts = (self.total + self.growth * STEPS[:steps]) / n
+        seconds = np.interp(contexts, self.costs.contexts, row)
+        times = self.now + seconds.cumsum()
+        if times[-1] >= stop:
+            to_see = int(times.searchsorted(seen)) + 1
+            if self.limits.schedules_ahead:
+                # what came in the last step is seen after the next
+                to_see = to_see + 1 if seen > self.now else 1
+            steps = min(steps, to_see, int(times.searchsorted(until)) + 1)
+        self.began = self.now
+        if steps > 1:
+            self.began = float(times[steps - 2])
+        self.now = float(times[steps - 1])
+        self.iterations += steps
+        self.step += steps
+        self.total += self.growth * steps
 
     def _steps_of_room(self, gamma: int, free: int) -> int:
         """Steps that the free blocks are enough for after the next one, whatever is accepted."""
-        blocks = free // self.n - 1
+        blocks = free // len(self.decoding) - 1
         return blocks * self.limits.block_size // (gamma + 1)
 
-    def _steps_until_change(self, emitted: Whole, means: Array, gamma: int) -> int:
-        """Steps up to the first after which a request ends, or the policy takes another gamma; at
-        most all of them.
-        """
-        taken = len(means)
-        if emitted.ndim == 2:
-            goes_on = np.logical_and.reduce(emitted < self.left[: self.n], axis=1)
-            taken = min(taken, int(np.count_nonzero(goes_on)) + 1)
-        if self.policy is None:
-            return taken
-        edges, chosen = self._choices()
-        if edges:
-            gammas = np.array(chosen)[np.searchsorted(edges, means, side="right")]
-            is_other = gammas != gamma
-            if is_other.any():
-                taken = min(taken, int(is_other.argmax()) + 1)
-        return taken
+    # The steps of each request
 
-    def _emitted(self, survivors: Array | None, steps: int) -> tuple[Whole, Whole]:
-        """Tokens of each sequence after each step, [steps (, n)], and of all together from before
-        the first, [steps + 1]."""
-        if survivors is None:
-            steps_taken = np.arange(steps + 1)
-            return steps_taken[1:], self.n * steps_taken
-        accepted = self._accepted(survivors, steps)
-        emitted = np.add.accumulate(accepted + 1, axis=0, dtype=np.int64)
-        together = np.zeros(steps + 1, dtype=np.int64)
-        together[1:] = np.add.reduce(emitted, axis=1)
-        return emitted, together
+    def _draw(self, gamma: int) -> None:
+        """Draws the steps of requests that have none, and of all where gamma is another."""
+        if gamma != self.gamma:
+            self._settle()
+            self.gamma = gamma
+            self.ends.clear()
+            self.undrawn.clear()
+            self.growth = 0.0
+            requests = np.fromiter(self.decoding, dtype=np.int64)
+            for request, drawn in zip(
+                self.decoding, self._steps(requests), strict=True
+            ):
+                self._begin(request, *drawn)
+        for request in self.undrawn:
+            if self.emitted[request] == 1:
+                self._begin(request, *self._first_steps[request])
+            else:  # it was preempted
+                self._begin(request, *self._steps(np.array([request]))[0])
+        self.undrawn.clear()
 
-    def _accepted(self, survivors: Array, steps: int) -> npt.NDArray[np.int16]:
-        """Drafts that each sequence accepts in each step, drawn: [steps, n]."""
-        is_accepted = self.random.random((steps, self.n)) < survivors[:, None]
-        # [i, steps, n], and as bytes: whole rows are added at once
-        ones = is_accepted.view(np.uint8)
-        accepted: npt.NDArray[np.int16] = np.add.reduce(ones, axis=0, dtype=np.int16)
-        return accepted
+    @property
+    def _first_steps(self) -> list[tuple[int, int, float]]:
+        """`_steps` of each request that has not begun, at this gamma."""
+        assert self.gamma is not None
+        if self.gamma not in self._firsts:
+            self._firsts[self.gamma] = self._steps(np.arange(len(self.requests)))
+        return self._firsts[self.gamma]
+
+    def _steps(self, requests: Whole) -> list[tuple[int, int, float]]:
+        """Where in the drawn steps each of these requests begins, the steps that it takes, and the
+        tokens of one."""
+        left = self.left[requests]
+        index = np.zeros_like(left)
+        steps = tokens = left
+        if self.gamma and self.drafts is not None:
+            middle = self.context[requests] + left / 2.0
+            rows = self.drafts.rows(self.kinds[requests], middle)
+            index = self.drafts.index(rows, self.begins[requests])
+            steps = self.drafts.steps_of(self.gamma, index, left)
+            tokens = self.drafts.tokens_of(self.gamma, index, steps)
+        growth = tokens / np.maximum(steps, 1)
+        return list(zip(index.tolist(), steps.tolist(), growth.tolist(), strict=True))
+
+    def _begin(self, request: int, index: int, steps: int, growth: float) -> None:
+        """A request goes on decoding by these steps."""
+        self.index[request] = index
+        self.growth_of[request] = growth
+        self.growth += growth
+        heappush(self.ends, (self.step + steps, request))
+
+    def _since_drawn(self) -> tuple[Whole, Whole, Whole]:
+        """The requests that decode, and the steps and tokens of each since its steps were drawn."""
+        requests = np.fromiter(self.decoding, dtype=np.int64)
+        steps = self.step - self.drawn_at[requests]
+        if not self.gamma or self.drafts is None:
+            return requests, steps, steps
+        tokens = self.drafts.tokens_of(self.gamma, self.index[requests], steps)
+        return requests, steps, tokens
+
+    def _settle(self) -> None:
+        """Counts the tokens of those that decode: their steps are to be drawn anew."""
+        requests, steps, tokens = self._since_drawn()
+        self.context[requests] += tokens
+        self.left[requests] -= tokens
+        self.begins[requests] = (self.begins[requests] + steps) % NUM_STEPS
+        self.drawn_at[requests] = self.step
+        self.total = float(self.context[requests].sum())
+        self.gamma = None

@@ -24,7 +24,8 @@ from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.memory import prompt_bytes
 from magicdec.perfmodel.prefix_cache import found_tokens, hits_of
-from magicdec.perfmodel.rate.costs import Costs, Drafts, nodes, num_blocks, tabulate
+from magicdec.perfmodel.rate.costs import Costs, nodes, num_blocks, tabulate
+from magicdec.perfmodel.rate.drafts import Drafts
 from magicdec.perfmodel.rate.replica import Limits, PassLimit, Replica
 from magicdec.perfmodel.rate.requests import Requests
 from magicdec.perfmodel.setup import Cached, Points, Setup
@@ -70,6 +71,7 @@ class Server:
         Raises CapacityError, naming the request, for one that does not fit in the cache alone.
         """
         if policy:
+            policy = policy.at_context(requests.mean_len)
             gammas = sorted({gamma for row in policy.gammas for gamma in row})
         else:
             gammas = [0]
@@ -312,7 +314,7 @@ def simulate(
     """
     requests = server.finding(requests)
     simulated = []
-    for place in range(replicas):
+    for _ in range(replicas):
         simulated.append(
             Replica(
                 requests,
@@ -320,7 +322,7 @@ def simulate(
                 server.limits,
                 policy=server.policy,
                 drafts=server.drafts,
-                seed=seed * 1000 + place,
+                seed=seed,
                 work=work,
             )
         )

@@ -5,16 +5,18 @@ that a number of them keeps.
 half as long, in time that runs half as fast, so simulations stay at the predicted ones.
 
 Both searches start at the analytic answer and are bounded by it: a load of BEYOND times what
-Little's law gives is taken as too much without a simulation.
+Little's law gives is taken as too much without a simulation. Rates are steps of RATIO from the
+requested one, so what was simulated for one question narrows the search for the next.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import cast
 
 from magicdec.perfmodel.rate.layouts import ServedLayout
@@ -77,9 +79,9 @@ class Trial:
             work=load.work,
         )
 
-    def keeps(self, rate: float, replicas: int, *, costs: float = 1.0) -> bool:
-        outcome = self.at(rate * costs, replicas)
-        return self.load.with_limits_over(costs).kept_by(outcome)
+    def excess(self, rate: float, replicas: int, *, costs: float = 1.0) -> float:
+        """The largest of the limited times, over its limit."""
+        return self.load.excess(self.at(rate * costs, replicas)) * costs
 
     def most_replicas(self, most_devices: int) -> int:
         """Replicas on so many devices, as far as one simulation can hold them: with bursts no
@@ -104,10 +106,12 @@ class Trial:
         if most < 1 or needed > BEYOND * most:
             return None
 
-        def keeps(replicas: int) -> bool:
-            return self.keeps(self.load.rate, replicas, costs=costs)
+        def excess(negative: int) -> float:
+            return self.excess(self.load.rate, -negative, costs=costs)
 
-        return least(keeps, start=min(math.ceil(needed), most), low=1, high=most)
+        start = -min(math.ceil(needed), most)
+        fewest = -last_kept(excess, start=start, low=-most, high=-1)
+        return fewest if fewest <= most else None
 
     def highest_rate(
         self, replicas: int, *, costs: float = 1.0, near: float | None = None
@@ -118,26 +122,31 @@ class Trial:
         """
         rate = self.load.rate
         analytic = max(self.layout.rate * replicas / costs, 1e-9)
-        guess = _steps(analytic / self.load.rate)
-        if near:
-            guess = _steps(near / rate) + 1
-        if self.keeps(rate, replicas, costs=costs):
+        guess = _steps((near or analytic) / rate)
+
+        def excess(step: int) -> float:
+            return self.excess(rate * RATIO**step, replicas, costs=costs)
+
+        if excess(0) <= 1.0:
             low = 1
             high = max(_steps(BEYOND * analytic / rate), _steps(BEYOND))
         else:
             low = min(_steps(LOWEST * analytic / rate), _steps(LOWEST))
-            high = 0
-        start = min(max(guess, low), high)
-
-        def fails(step: int) -> bool:
-            return not self.keeps(rate * RATIO**step, replicas, costs=costs)
-
-        failing = least(fails, start=start, low=low, high=high)
-        if failing is None:
+            high = -1
+        known = {0: excess(0)}
+        for simulated, of_replicas, seed in self.outcomes:
+            step = round(math.log(simulated / costs / rate) / math.log(RATIO))
+            is_step = math.isclose(simulated, rate * costs * RATIO**step)
+            if is_step and low <= step <= high and (of_replicas, seed) == (replicas, 0):
+                known[step] = excess(step)
+        step = last_kept(
+            excess, start=min(max(guess, low), high), low=low, high=high, known=known
+        )
+        if step == high > 0:
             return None
-        if failing == low < 1:
+        if step < low < 0:
             return 0.0
-        return rate * RATIO ** (failing - 1)
+        return rate * RATIO**step
 
 
 def _steps(ratio: float) -> int:
@@ -145,38 +154,43 @@ def _steps(ratio: float) -> int:
     return math.floor(math.log(ratio) / math.log(RATIO))
 
 
-def least(
-    holds: Callable[[int], bool], *, start: int, low: int, high: int
-) -> int | None:
-    """The least number from `low` to `high` that holds, where all above it do; None: not even
-    `high` does. It is looked for in doubling steps away from `start`, then by halves.
+def last_kept(
+    excess: Callable[[int], float],
+    *,
+    start: int,
+    low: int,
+    high: int,
+    known: Mapping[int, float] = MappingProxyType({}),
+) -> int:
+    """The greatest number from `low` to `high` whose excess is at most 1, where that of greater ones
+    is above it; low - 1: not even `low`. It is looked for in doubling strides away from `start`,
+    then where excesses on both sides say, or halfway. `known`: excesses that cost nothing.
     """
-    step = 1
-    if holds(start):
-        holding = start
-        while holding > low:
-            tried = max(holding - step, low)
-            if not holds(tried):
-                return bisect(tried, holding, holds)
-            holding = tried
-            step *= 2
-        return holding
-    failing = start
-    while failing < high:
-        tried = min(failing + step, high)
-        if holds(tried):
-            return bisect(failing, tried, holds)
-        failing = tried
-        step *= 2
-    return None
-
-
-def bisect(failing: int, holding: int, holds: Callable[[int], bool]) -> int:
-    """The least number above `failing`, which does not hold, up to `holding`, which does."""
-    while holding - failing > 1:
-        middle = (failing + holding) // 2
-        if holds(middle):
-            holding = middle
+    tried = dict(known)
+    failing = min((n for n in tried if tried[n] > 1.0), default=high + 1)
+    kept = max((n for n in tried if tried[n] <= 1.0 and n < failing), default=low - 1)
+    stride = 1
+    halves = False
+    while failing - kept > 1:
+        gap = failing - kept
+        if kept in tried and failing in tried:
+            number = kept + gap // 2
+            if not halves and tried[kept] > 0.0 and tried[failing] < math.inf:
+                above = math.log(tried[failing])
+                share = math.log(tried[kept]) / (math.log(tried[kept]) - above)
+                number = min(max(kept + round(gap * share), kept + 1), failing - 1)
+        elif kept < start < failing:
+            number = start
+        elif kept in tried:
+            number = min(kept + stride, high)
+            stride *= 2
         else:
-            failing = middle
-    return holding
+            number = max(failing - stride, low)
+            stride *= 2
+        tried[number] = excess(number)
+        if tried[number] > 1.0:
+            failing = number
+        else:
+            kept = number
+        halves = failing - kept > gap // 2
+    return kept
