@@ -5,11 +5,12 @@ DeltaNet, Mamba).
 
 No whole captured graph replays such a step, so the host launches its layers one after the other;
 before 0.14 the step of a mixture of experts with a trained head takes that much longer on several
-ranks. Reports disagree, so it carries an error that spans them.
+ranks. Reports disagree, so it carries an error that spans them: a share of what the host would add.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,12 +50,13 @@ def launched(setup: Setup, step_s: Array, tp: Any) -> list[Op]:
         return []
     floor_s = is_launched * hybrids.hybrid_layer_s * setup.model.num_hidden_layers
     ratio = np.maximum(floor_s / np.maximum(step_s, 1e-12), 1.0)
-    basis = Basis(
-        kernel="launches of a hybrid's layers",
-        source="report",
-        relative_error=hybrids.hybrid_layer_error,
-    )
     waiting_s = step_s * (ratio**hybrids.hybrid_layer_weight - 1.0)
+    longest_s = np.maximum(floor_s - step_s, 0.0)
     if not is_hybrid(setup.model):
         waiting_s = floor_s  # ranks wait for each other, so nothing hides it
-    return [fixed("hybrid launches", "overhead", waiting_s, bases=(basis,))]
+        longest_s = floor_s
+    basis = Basis(
+        kernel="launches of a hybrid's layers", source="report", relative_error=0.0
+    )
+    op = fixed("hybrid launches", "overhead", waiting_s, bases=(basis,))
+    return [replace(op, spread_s=hybrids.hybrid_layer_error * longest_s)]

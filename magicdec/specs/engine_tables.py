@@ -302,7 +302,7 @@ class EngineHybrids(EngineTable, frozen=True, kw_only=True):
     hybrid_layer_weight: float = 1.0
     """How surely that time bounds a step, in its logarithm: 1, it does; 0, it never does."""
     hybrid_layer_error: float = 0.0
-    """Relative error (one standard deviation) of the time that it adds."""
+    """One standard deviation of the time that it adds, as a share of what a whole bound would add."""
     hybrid_mixtures: bool = False
     """Whether it is added to steps of a mixture of experts with a trained head on several ranks."""
 

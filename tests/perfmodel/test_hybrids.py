@@ -56,6 +56,21 @@ def test_measured_speedups_lie_in_their_intervals_with_the_right_sign(report):
     assert (speedup > 1.0) == (measured > 1.0)
 
 
+def test_a_deep_block_on_a_small_hybrid_may_wait_for_the_host():
+    """vLLM issue 49730: DFlash's block of 15 on Qwen3.5-4B, 5.602 tokens per step, an H100: 285 and 347
+    tokens/s, 17.1 ms a step."""
+    setup = Setup.of(
+        "qwen3.5-4b",
+        "h100",
+        load_engine("vllm").of_version("0.25"),
+        SpeculationSpec(draft="dflash", draft_method="dflash", gamma=15),
+    )
+    terms = step_terms(setup, batch=1, kv_len=600, draft_kv_len=600, gamma=15)
+    speedup = 5.602 * float(terms.autoregressive.total_s / terms.step_s)
+    error, _ = step_errors(setup, terms, 1)
+    assert abs(math.log(speedup / (347 / 285))) < Z_90 * float(error)
+
+
 def test_old_versions_launch_every_layer_of_a_hybrid():
     given = ("h100", 4, "fp8", "bf16")
     _, old = terms_of("qwen3-next-80b-a3b", *given, "0.16", 128, 2)
