@@ -290,8 +290,17 @@ def changes_of_draft(
     if kernel is not None:
         gain = kernel.gain
         over = Over(gain=gain.speedup, low=gain.low, high=gain.high)
+        option = kernel.option
+        asked = command.attention_backend
+        written = [
+            f"{name} {value}"
+            for name, value in command.read.items()
+            if asked and "attention" in name and value.lower() == asked.lower()
+        ]
+        if written:
+            option = f"leave out {' '.join(written)}; {option}"
         changes.append(
-            over.change(f"Verify with {kernel.backend}", kernel.option, kernel.reason)
+            over.change(f"Verify with {kernel.backend}", option, kernel.reason)
         )
     others = []
     for other in free.drafted:

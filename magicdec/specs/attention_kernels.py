@@ -142,11 +142,6 @@ class AttentionPath(NamedTuple):
     costs: str = ""
     """Its price where another is the default, in words."""
 
-    @property
-    def title(self) -> str:
-        """Its kernel in words."""
-        return " or ".join(law.title for law in self.laws)
-
     def splits(self, query_len: float) -> bool:
         """Whether it splits the context for so many query tokens."""
         return all(query_len <= law.splits_to for law in self.laws)
@@ -218,17 +213,26 @@ def splitting_backends(
     engine: EngineProfile, hw: Device, layers: list[AttentionLayer], query_len: float
 ) -> list[str]:
     """Backends that split the context of all these layers for several query tokens, where one that
-    the engine runs does not; the first that it would try first."""
+    the engine runs does not, in the order in which it tries them: others may be slower there."""
     paths = [attention_path(engine, hw, layer) for layer in layers]
     if all(path.splits(query_len) or not path.backend for path in paths):
         return []
     splitting = []
-    for name in known_backends(engine, hw):
+    for name in _listed(engine, hw):
         asked = engine.with_constants({"paths.attention_backend": name})
         others = [attention_path(asked, hw, layer) for layer in layers]
         if all(path.backend == name and path.splits(query_len) for path in others):
             splitting.append(name)
     return splitting
+
+
+def _listed(engine: EngineProfile, hw: Device) -> tuple[str, ...]:
+    """The backends that an engine tries on a device."""
+    of_engine = engine.kernels.attention_kernels
+    for row in tables().defaults:
+        if row.holds(of_engine, engine.version, generation_of(hw)):
+            return row.backends
+    return ()
 
 
 def known_backends(engine: EngineProfile, hw: Device) -> list[str]:

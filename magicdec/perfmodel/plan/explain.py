@@ -48,7 +48,7 @@ from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.trees import TREES_LOSE
 from magicdec.schema.plan import CaseAnswer, NeedsAcceptance, OfTask, Outlook
 from magicdec.schema.row import NO_GAIN, Candidate, Gain
-from magicdec.specs.attention_kernels import AttentionLayer, attention_path
+from magicdec.specs.attention_kernels import attention_path, layers_of
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.speculation import (
     HEAD_METHODS,
@@ -252,16 +252,25 @@ def _kernels_notes(cases: list[Case]) -> Iterator[str]:
             f"no kernels were timed on {', '.join(names)}: times are estimates, 90 % of them within a factor "
             f"of {factor:.1f}"
         )
-    unknown = [
-        case.hardware.name
-        for case in cases
-        if len(attention_path(case.engine, case.hardware, AttentionLayer()).laws) > 1
-    ]
-    if unknown:
-        yield (
-            "whether attention of several tokens splits the context is not known on "
-            f"{', '.join(unknown)}: at long contexts a draft may pay or not"
-        )
+    for case in cases:
+        name = case.hardware.name
+        for layer in layers_of(case.model, case.precision.kv_dtype):
+            path = attention_path(case.engine, case.hardware, layer)
+            if len(path.laws) > 1 and not path.backend:
+                yield (
+                    f"whether attention of several tokens splits the context is not known on {name}: at long "
+                    "contexts a draft may pay or not"
+                )
+            elif len(path.laws) > 1:
+                yield (
+                    f"the tile that {path.laws[0].title} takes in a captured graph depends on its release, and "
+                    f"no server on {name} tells it: the interval holds both"
+                )
+            elif path.loses_graphs:
+                yield (
+                    f"{path.laws[0].title} keeps steps of several tokens out of captured graphs there, which "
+                    "costs half or one and a half times what is priced"
+                )
     for case in cases:
         link = case.hardware.link
         widest = max(case.tp_sizes)
