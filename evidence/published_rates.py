@@ -45,6 +45,7 @@ from magicdec.perfmodel.acceptance.belief import (
     feature_matrix,
     fitted_belief,
     fitted_from,
+    lost_logits,
     maker_of,
     mean_depth,
     places,
@@ -55,7 +56,8 @@ from magicdec.perfmodel.acceptance.belief import (
     shares_of,
     widths_of,
 )
-from magicdec.perfmodel.acceptance.believed import USUAL_DEPTHS
+from magicdec.perfmodel.acceptance.believed import USUAL_DEPTHS, trained_as
+from magicdec.perfmodel.acceptance.trained_length import LOSING_KINDS, USUAL_LENGTH
 
 KIND_OF = {"eagle1": "eagle", "draft-model": "full"}
 """Kinds by the names that the rest of the program uses."""
@@ -305,7 +307,7 @@ def _situation(
     if task in CODE_EDITS and task_class == "code":
         task_class = "code-edit"
     made = maker_of(draft, kind)
-    return Situation(
+    at = Situation(
         kind=kind,
         model=plain_model(text["model"]),
         draft=plain(draft),
@@ -326,6 +328,12 @@ def _situation(
         source=plain(
             re.sub(r"results?/.*|results\.json|find_string id|excerpt", "", source)
         )[:60],
+    )
+    trained = trained_as(at)
+    return msgspec.structs.replace(
+        at,
+        trained_len=at.trained_len or trained.length,
+        rotary_base=trained.rotary_base,
     )
 
 
@@ -389,6 +397,17 @@ SELF_NOISE = 0.6
 """Noise, in logits, of rows of self-drafts: small samples, or read from speedups and figures."""
 
 
+UNTOLD_NOISE = 3.0
+"""Noise, in logits, of heads beyond 4k whose trained length nobody says: they keep all or lose all."""
+
+
+def has_untold_length(at: Situation) -> bool:
+    """Whether what a head loses at this context hangs on a trained length that is not known."""
+    is_whole = at.window is None and not at.has_trained_window
+    is_long = (at.context or 0.0) > USUAL_LENGTH
+    return at.kind in LOSING_KINDS and at.trained_len is None and is_long and is_whole
+
+
 class Evidence(Observations, frozen=True, kw_only=True):
     """Published rates as observations."""
 
@@ -404,10 +423,16 @@ class Evidence(Observations, frozen=True, kw_only=True):
         is_self = np.array(
             [rate.situation.group == "self" for rate in rates], dtype=np.float64
         )
+        is_untold = np.array(
+            [has_untold_length(rate.situation) for rate in rates], dtype=np.float64
+        )
         usual = scales.noise**2 + scales.rough**2 * rough + SELF_NOISE**2 * is_self
+        usual += UNTOLD_NOISE**2 * is_untold
+        points = [point for point, _ in read]
+        logits = np.array([logit for _, logit in read], dtype=np.float64)
         return cls(
-            points=[point for point, _ in read],
-            logits=np.array([logit for _, logit in read], dtype=np.float64),
+            points=points,
+            logits=logits - lost_logits(points),
             variance=usual if weights is None else usual / weights,
             usual_variance=usual,
         )
@@ -442,7 +467,7 @@ def given(
     gain, variance = _conditioned(whole, kept, whole[np.ix_(kept, out)], points, scales)
     variance = variance + evidence.usual_variance[out]
     deviation = widths_of(points) * np.sqrt(np.maximum(variance, 1e-6))
-    return gain.T @ evidence.logits[kept], deviation
+    return gain.T @ evidence.logits[kept] + lost_logits(points), deviation
 
 
 def _conditioned(
@@ -479,7 +504,7 @@ def texts_left_out(
         cross = prior_covariance([evidence.points[row] for row in kept], points, scales)
         gain, variance = _conditioned(whole, kept, cross, points, scales)
         variance = variance + evidence.usual_variance[rows]
-        mean[rows] = gain.T @ evidence.logits[kept]
+        mean[rows] = gain.T @ evidence.logits[kept] + lost_logits(points)
         deviation[rows] = widths_of(points) * np.sqrt(np.maximum(variance, 1e-6))
     return mean, deviation
 

@@ -54,11 +54,12 @@ HEADS = """
 ## Trained heads
 
 What is known of published heads ([what can start](planning.md#what-can-start)): the hidden size and the vocabulary that
-a target must have, and the tokens that a step drafts at most, where the head has a block. *-*: any number, or not
-known. Heads that are not here are known by their config.json, at hand or on the hub, or by their names.
+a target must have, the tokens that the head can propose, how many a step drafts at most, where the head has a block,
+and the tokens of the texts it was trained on. *-*: any number, or not known. Heads that are not here are known by
+their config.json, at hand or on the hub, or by their names.
 
-| checkpoint | made for | method | hidden size | vocabulary | at most | trained on | source |
-|---|---|---|---|---|---|---|---|
+| checkpoint | made for | method | hidden size | vocabulary | its own | at most | trained on | source |
+|---|---|---|---|---|---|---|---|---|
 """
 DEVICES = """
 ## Devices
@@ -166,6 +167,7 @@ def head_cells(head: KnownHead) -> list[str]:
     numbers = (
         head.hidden_size,
         head.vocab_size,
+        head.draft_vocab_size,
         head.most_drafts,
         head.trained_len,
     )

@@ -122,7 +122,7 @@ def prepared(rates: Sequence[Rate]) -> Prepared:
     weights = np.where(is_slope, SLOPE_PRIOR_WEIGHT, PRIOR_WEIGHT)
     return Prepared(
         points=points,
-        logits=np.array([logit for _, logit in read]),
+        logits=np.array([logit for _, logit in read]) - belief.lost_logits(points),
         features=matrix @ matrix.T,
         matches=[level_matches(points, level) for level in LEVELS],
         rough=np.array([rate.is_rough for rate in rates], dtype=np.float64),

@@ -41,13 +41,19 @@ class KnownHead(msgspec.Struct, frozen=True, kw_only=True):
     """Its target's; None: not known here."""
     vocab_size: int | None
     """Its target's."""
+    draft_vocab_size: int | None
+    """Tokens that it can propose; None: not known."""
     most_drafts: int | None
     """Tokens that it proposes at most in a step, by the block that it was trained on; None: any
     number, or not known."""
     trained_len: int | None
     """Tokens of the texts that it was trained on; None: not known."""
+    rotary_base: float | None
+    """Base of its rotary positions; None: not known."""
     source: str
     """Where it was read."""
+    recipe: str | None
+    """Where its vocabulary, trained length and base were read, if elsewhere."""
 
 
 class HeadFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
@@ -96,8 +96,10 @@ class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens over which all its layers attend; None: some attend to all."""
     vocab_size: int | None = None
     """Tokens that it can propose; None: its target's."""
-    trained_len: int | None = None
-    """Positions that it is made for; None: not said."""
+    max_positions: int | None = None
+    """Bound on the tokens of the texts that it was trained on; None: not said."""
+    rotary_base: float | None = None
+    """Base of its rotary positions; None: not said."""
     hidden_size: int | None = None
     """The target's, where it is said."""
     target_vocab_size: int | None = None
@@ -127,6 +129,9 @@ PUBLISHED_HEADS = {
 vocabulary."""
 
 
+DEFAULT_ROTARY_BASE = 10_000.0
+
+
 class _HeadConfig(msgspec.Struct):
     """The keys of a head's config.json, or of its layers' part (vLLM's speculators)."""
 
@@ -148,6 +153,8 @@ class _HeadConfig(msgspec.Struct):
     num_attention_heads: Annotated[int, msgspec.Meta(ge=1)] | None = None
     num_key_value_heads: Annotated[int, msgspec.Meta(ge=1)] | None = None
     head_dim: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    rope_theta: float | None = None
+    rope_parameters: dict[str, Any] | None = None
 
 
 HEAD_SIGNS: dict[str, DraftMethod] = {
@@ -209,7 +216,8 @@ def load_head(path: Path, *, method: DraftMethod | None = None) -> HeadSpec:
         num_layers=num_layers,
         window=_window(read),
         vocab_size=read.draft_vocab_size or read.vocab_size,
-        trained_len=read.max_position_embeddings,
+        max_positions=read.max_position_embeddings,
+        rotary_base=_rotary_base(read),
         hidden_size=read.target_hidden_size or read.hidden_size,
         target_vocab_size=read.vocab_size,
         most_drafts=_most_drafts(read, kind),
@@ -249,6 +257,14 @@ def _window(read: _HeadConfig) -> int | None:
     if has_other_layers or not read.use_sliding_window:
         return None
     return read.sliding_window
+
+
+def _rotary_base(read: _HeadConfig) -> float:
+    """The base of a head's rotary positions; Llama's default where its configuration names none."""
+    stated = (read.rope_parameters or {}).get("rope_theta")
+    if isinstance(stated, (int, float)):
+        return float(stated)
+    return read.rope_theta or DEFAULT_ROTARY_BASE
 
 
 def _head_dim(read: _HeadConfig) -> int | None:

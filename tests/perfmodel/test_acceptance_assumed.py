@@ -24,6 +24,7 @@ KNOWN = Question("llama-3.1-8b", "eagle3", 8.0, task="chat", temperature=0.0)
 QUESTIONS = [
     KNOWN,
     Question("llama-3.1-8b", "eagle3", 8.0, draft="yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"),
+    Question("llama-3.1-8b", "eagle3", 8.0, task="rag", context=8192.0),
     Question("llama-3.1-8b", "ngram", 8.0),
     Question("no such model", "eagle3", 70.0, task="code", temperature=1.0),
     Question("no such model", "mtp", 200.0, context=9e4),
@@ -41,8 +42,19 @@ def logit(rate: float) -> float:
     return math.log(rate / (1.0 - rate))
 
 
-def asked(question: Question, draft: str) -> list[Point]:
-    """The draft at the usual depth and one logarithm deeper, and at eight times its context."""
+HEADS = ("eagle3",)
+
+
+def times(question: Question) -> float:
+    """How many anchors the far context is: eight, or a head's own context, at least two."""
+    if question.kind not in HEADS:
+        return 8.0
+    return max(question.context / believed._anchor(question), 2.0)
+
+
+def asked(question: Question, head: believed.PossibleHead) -> list[Point]:
+    """The draft at the usual depth and one logarithm deeper, near and far."""
+    draft = head.draft
     at = Situation(
         kind=question.kind,
         model=plain(question.model),
@@ -61,30 +73,36 @@ def asked(question: Question, draft: str) -> list[Point]:
         temperature=question.temperature,
         context=believed._anchor(question),
         window=question.window,
-        trained_len=question.trained_len,
+        trained_len=head.trained.length,
+        rotary_base=head.trained.rotary_base,
         budget=question.budget,
         target_billions=question.billions,
     )  # fmt: skip
     assert at.context is not None
-    far = msgspec.structs.replace(at, context=8.0 * at.context)
-    return [Point(at, 0.0), Point(at, 1.0), Point(far, 0.0)]
+    far = msgspec.structs.replace(at, context=times(question) * at.context)
+    return [Point(at, 0.0), Point(at, 1.0), Point(far, 0.0), Point(far, 1.0)]
 
 
 @questions
 def test_a_laws_rates_and_errors_are_the_beliefs(question: Question) -> None:
     """Of drafts that are as likely, their mixture: 40,000 draws of each have the stated deviations (four
     standard errors of a deviation are 1.5 %)."""
-    drafts = believed._named(question)
+    drafts = believed._possible_heads(question)
     normal = beliefs.believed([p for draft in drafts for p in asked(question, draft)])
     rng = np.random.default_rng(5)
     draws = []
     for number in range(len(drafts)):
-        own = slice(3 * number, 3 * number + 3)
+        own = slice(4 * number, 4 * number + 4)
         covariance = normal.covariance[own, own]
-        root = np.linalg.cholesky(covariance + 1e-9 * np.eye(3))
-        draws.append(normal.mean[own] + rng.normal(size=(40_000, 3)) @ root.T)
+        root = np.linalg.cholesky(covariance + 1e-9 * np.eye(4))
+        draws.append(normal.mean[own] + rng.normal(size=(40_000, 4)) @ root.T)
     drawn = np.concatenate(draws)
-    level, deep, far = np.mean([normal.mean[3 * n : 3 * n + 3] for n in range(len(drafts))], axis=0)  # fmt: skip
+    means = np.mean([normal.mean[4 * n : 4 * n + 4] for n in range(len(drafts))], axis=0)  # fmt: skip
+    here, there = (0, 2)
+    is_beyond = question.kind in HEADS and question.context > believed._anchor(question)
+    if is_beyond:
+        here, there = (2, 0)
+    level, deep, far = means[[here, here + 1, there]]
     found = believed.assumed(question)
     for place, rate in enumerate(found.law.by_position):
         depth = math.log(place + 1) - 0.6
@@ -93,17 +111,19 @@ def test_a_laws_rates_and_errors_are_the_beliefs(question: Question) -> None:
     alpha = 1.0 / (1.0 + math.exp(-level))
     # d log(-log rate) / d logit
     factor = (1.0 - alpha) / -math.log(alpha)
-    own = factor * np.std(drawn[:, 0])
+    own = factor * np.std(drawn[:, here])
     assert found.error.log_rejection == pytest.approx(own, rel=0.02)
-    trend = factor * np.std(drawn[:, 1] - drawn[:, 0])
+    trend = factor * np.std(drawn[:, here + 1] - drawn[:, here])
     assert found.error.depth == pytest.approx(0.45 * trend, rel=0.02)
     far_rate = 1.0 / (1.0 + math.exp(-(far - (deep - level) * 0.6)))
     grown = math.log((1.0 - min(max(far_rate, 0.02), 0.985)) / (1.0 - found.law.by_position[0]))  # fmt: skip
-    if question.kind == "ngram" or grown <= 0.0:
+    if is_beyond:
+        grown = -grown
+    if question.kind == "ngram" or grown <= 1e-5:
         assert found.law.context_exponent == found.error.context_exponent == 0.0
     else:
-        growth = factor * np.std(drawn[:, 2] - drawn[:, 0]) / math.log(8.0)
-        assert found.law.context_exponent == pytest.approx(grown / math.log(8.0), abs=1e-4)  # fmt: skip
+        growth = factor * np.std(drawn[:, 2] - drawn[:, 0]) / math.log(times(question))
+        assert found.law.context_exponent == pytest.approx(grown / math.log(times(question)), abs=1e-4)  # fmt: skip
         assert found.error.context_exponent == pytest.approx(growth, rel=0.02)
 
 
@@ -116,7 +136,7 @@ def test_a_draft_in_narrower_weights_is_less_known_by_a_part_of_its_own(
         for is_other in (False, True)
     )
     assert other.law == plain_one.law
-    level = believed._logits(question).mean[0]
+    level = believed._logits(question).mean[2 if question.context == 8192.0 else 0]
     alpha = 1.0 / (1.0 + math.exp(-level))
     factor = (1.0 - alpha) / -math.log(alpha)
     added = other.error.log_rejection**2 - plain_one.error.log_rejection**2
@@ -144,7 +164,7 @@ def test_levels_of_several_questions_are_those_of_each_and_what_they_share() -> 
         alone = believed._logits(question)
         assert mean[number] == pytest.approx(alone.mean[0], abs=1e-9)
         assert covariance[number, number] == pytest.approx(alone.covariance[0, 0], abs=1e-9)  # fmt: skip
-    drafts = believed._named(KNOWN)
+    drafts = believed._possible_heads(KNOWN)
     points = [asked(question, draft)[0] for question in two for draft in drafts]
     normal = beliefs.believed(points)
     number = len(drafts)

@@ -99,7 +99,7 @@ def test_a_known_head_on_a_known_text_is_surer_than_any_head_on_any_text() -> No
 
 
 def test_origins_say_in_few_words_where_acceptance_comes_from() -> None:
-    assert assumed(HEAD).origin.startswith("published for 7 heads of this model")
+    assert assumed(HEAD).origin.startswith("published for 6 heads of this model")
     assert assumed(HEAD).origin.endswith(" and such text")
     assert assumed(Question("no such model", "mtp", 8.0)).origin.startswith(
         "assumed from "

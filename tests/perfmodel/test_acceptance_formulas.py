@@ -38,6 +38,7 @@ from magicdec.perfmodel.acceptance.law import (
 )
 from magicdec.perfmodel.acceptance.measured import cells_of, rates_near
 from magicdec.perfmodel.acceptance.profile import law_of_rates
+from magicdec.perfmodel.acceptance.trained_length import Trained
 
 rates = st.floats(0.05, 0.95)
 LAWS = {
@@ -914,7 +915,7 @@ def test_a_slope_is_that_of_a_line_through_the_rates_and_what_is_believed(
     [
         ("ngram", None, 777.0),
         ("suffix", 3000, 777.0),
-        ("eagle3", None, believed.TRAINED_LEN),
+        ("eagle3", None, 2048.0),
         ("eagle3", 3000, 3000.0),
         ("full", 3000, 4096.0),
         ("streamingllm", None, believed.belief.CONTEXT_START["self"]),
@@ -925,7 +926,7 @@ def test_a_law_is_anchored_where_acceptance_begins_to_hang_on_the_context(
 ) -> None:
     """Up to there every context is alike; a look-up's is as it is asked for."""
     question = believed.Question(
-        "llama-3.1-8b", kind, 8.0, context=777.0, trained_len=trained_len
+        "no such model", kind, 8.0, context=777.0, trained=Trained(trained_len)
     )
     assert believed._anchor(question) == anchor
     law = believed.assumed(question).law

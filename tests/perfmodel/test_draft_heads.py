@@ -250,12 +250,16 @@ def test_a_named_heads_own_length_and_window_set_where_it_accepts_less(
     longer = planned(config(tmp_path / "config.json"), 32_768)
     at_8k = planned(tmp_path, 8192)
     assert at_8k.candidates[0].drafting.tokens_per_step == pytest.approx(usual[0])
-    assert usual[0] > longer.candidates[0].drafting.tokens_per_step > usual[2]
+    shorter = planned(
+        config(tmp_path / "shorter.json", max_position_embeddings=2048), 32_768
+    )
+    tokens = [plan.candidates[0].drafting.tokens_per_step for plan in (longer, shorter)]
+    assert usual[0] > tokens[0] > tokens[1] > 1.0
     assert any(
         "trained on up to 8,192 tokens" in note and "at 32,768" in note
-        for note in longer.key_notes
+        for note in longer.notes
     )
-    assert not any("trained on up to" in note for note in at_8k.key_notes)
+    assert not any("trained on up to" in note for note in at_8k.notes)
     windowed = planned(
         config(
             tmp_path / "window.json",
@@ -269,7 +273,9 @@ def test_a_named_heads_own_length_and_window_set_where_it_accepts_less(
     copied = planned(
         config(tmp_path / "copied.json", max_position_embeddings=40_960), 32_768
     )
-    assert copied.candidates[0].drafting.tokens_per_step == pytest.approx(usual[2])
+    assert tokens[0] > copied.candidates[0].drafting.tokens_per_step > tokens[1]
+    large = planned(config(tmp_path / "large.json", rope_theta=1_000_000), 32_768)
+    assert usual[0] > large.candidates[0].drafting.tokens_per_step > tokens[0]
 
 
 def test_a_head_as_the_speculators_library_writes_it_is_read(tmp_path: Path) -> None:
@@ -286,7 +292,11 @@ def test_a_head_as_the_speculators_library_writes_it_is_read(tmp_path: Path) -> 
         )
     )
     assert load_head(path) == HeadSpec(
-        method="p-eagle", num_layers=4, trained_len=4096, hidden_size=4096
+        method="p-eagle",
+        num_layers=4,
+        max_positions=4096,
+        rotary_base=10_000.0,
+        hidden_size=4096,
     )
 
 

@@ -348,7 +348,7 @@ def test_the_options_name_pairs_of_drafts_and_methods(
 def test_a_head_that_is_given_is_the_draft(
     monkeypatch: pytest.MonkeyPatch, draft: str | None, is_taken: bool
 ) -> None:
-    given_head = HeadSpec(method="eagle3", trained_len=2048)
+    given_head = HeadSpec(method="eagle3", max_positions=2048)
     monkeypatch.setattr(drafts, "load_head", lambda _: given_head)
     wanted = asked(draft=draft, draft_model="there/config.json")
     if not is_taken:
@@ -358,10 +358,10 @@ def test_a_head_that_is_given_is_the_draft(
     found, head = drafts._with_its_draft(wanted)
     assert (found.draft, head) == ("eagle3", given_head)
     question = drafts._question(LLAMA, "eagle3", "eagle3", wanted, 4096, head)
-    assert question.trained_len == 2048
-    longer = HeadSpec(method="eagle3", trained_len=LLAMA.max_position_embeddings)
+    assert question.trained.length == 2048
+    longer = HeadSpec(method="eagle3", max_positions=LLAMA.max_position_embeddings)
     question = drafts._question(LLAMA, "eagle3", "eagle3", wanted, 4096, longer)
-    assert question.trained_len is None
+    assert question.trained.length is None
 
 
 def test_a_profile_is_of_a_draft_that_is_planned() -> None:

@@ -30,6 +30,13 @@ import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.naming import METHODS
+from magicdec.perfmodel.acceptance.trained_length import (
+    DEAD_LOGIT,
+    DEAD_TREE_LOGIT,
+    LOSING_KINDS,
+    USUAL_LENGTH,
+    Trained,
+)
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "eagle3": (),
@@ -85,6 +92,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens of the draft's cache, where it is kept shorter than the context."""
     has_trained_window: bool = False
     trained_len: float | None = None
+    rotary_base: float | None = None
+    """That of a head's own attention."""
     budget: float | None = None
     """Cache slots that a sparse self-draft reads."""
     target_billions: float | None = None
@@ -146,9 +155,6 @@ USUAL_CONTEXT = 1000.0
 
 USUAL_BUDGET = 512.0
 
-TRAINED_LEN = 2048.0
-"""Tokens that a head is trained on where nobody says: its makers' data sets are cut there."""
-
 LEAST_LOGIT = -4.0
 
 MOST_LOGIT = 4.2
@@ -159,7 +165,7 @@ class Level(NamedTuple):
 
     name: str
     covariate: str
-    """Factor of its value: "one" for the rate itself, "depth", "warmth" or "beyond"."""
+    """Factor of its value: "one" for the rate itself, "depth", "warmth" or "lost"."""
     key: Callable[[Situation], str]
     """Its value of a row; "" where the row does not say it: one of its own."""
 
@@ -211,7 +217,7 @@ LEVELS = (
     Level("warmth of maker", "warmth", _maker),
     Level("warmth of checkpoint", "warmth", lambda at: at.checkpoint),
     Level("warmth of task", "warmth", lambda at: _pair(at.task, at.group)),
-    Level("beyond of checkpoint", "beyond", lambda at: at.checkpoint),
+    Level("lost of checkpoint", "lost", lambda at: at.checkpoint),
 )
 
 HEAVY = ("checkpoint", "maker", "task of maker")
@@ -219,7 +225,7 @@ HEAVY = ("checkpoint", "maker", "task of maker")
 
 LOCAL = (
     "model", "checkpoint", "task of checkpoint", "source", "run", "depth of checkpoint",
-    "warmth of checkpoint", "beyond of checkpoint",
+    "warmth of checkpoint", "lost of checkpoint",
 )  # fmt: skip
 """Levels conditioned on when a draft is asked for; the others are shared by many."""
 
@@ -286,24 +292,38 @@ def _octaves_beyond(length: float, start: float) -> float:
     return math.log2(max(length, start) / start)
 
 
-def _beyond(at: Situation) -> float:
-    """Octaves by which what a head sees exceeds what it was trained on. A head that was trained
-    with a window never sees more."""
-    if at.group not in ("eagle3", "head", "block") or at.has_trained_window:
+def _lost(at: Situation) -> float:
+    """Share of what a head knows of a text that it loses beyond its trained length. One that was trained with
+    a window never sees more."""
+    if at.kind not in LOSING_KINDS or at.has_trained_window:
         return 0.0
-    return _octaves_beyond(_seen_len(at), at.trained_len or TRAINED_LEN)
+    return Trained(at.trained_len, at.rotary_base).lost(_seen_len(at))
+
+
+def _kept(point: Point) -> float:
+    return 1.0 - _lost(point.situation)
+
+
+def lost_logits(points: Sequence[Point]) -> Array:
+    """The parts of rates' logits that no text and no head moves."""
+    logits = []
+    for point in points:
+        at = point.situation
+        dead = DEAD_TREE_LOGIT if at.is_tree else DEAD_LOGIT
+        logits.append(_lost(at) * dead)
+    return np.array(logits)
 
 
 COVARIATES: dict[str, Callable[[Point], float]] = {
-    "one": lambda point: 1.0,
-    "depth": lambda point: point.depth,
-    "warmth": lambda point: _warmth(point.situation),
-    "beyond": lambda point: _beyond(point.situation),
+    "one": _kept,
+    "depth": lambda point: point.depth * _kept(point),
+    "warmth": lambda point: _warmth(point.situation) * _kept(point),
+    "lost": lambda point: _lost(point.situation),
 }
 
 OF_ALL = {
     "all": 2.0, "warmth": 1.0, "temperature unknown": 0.3, "size": 0.15, "depth": 0.3, "tree": 1.0,
-    "tree of unknown depth": 1.0, "chain of unknown depth": 0.5, "beyond trained": 0.7,
+    "tree of unknown depth": 1.0, "chain of unknown depth": 0.5,
     "trained window": 1.0, "drafted steps": 1.5, "baseline": 0.5, "thinking": 0.4,
 }  # fmt: skip
 """Features of all drafts, with the standard deviations of their priors in logits."""
@@ -313,10 +333,12 @@ OF_GROUP = {"": 1.0, "depth of ": 0.3, "warmth of ": 0.25, "size of ": 0.1}
 
 OF_ONE = {
     "context of mtp": 0.2, "context of model": 0.5, "context of lookup": 0.3,
-    "context of self": 0.2, "budget of self": 0.5, "fill of self": 1.0,
+    "context of self": 0.2, "context of block": 0.2, "budget of self": 0.5, "fill of self": 1.0,
 }  # fmt: skip
 
-CONTEXT_START = {"mtp": 4096.0, "model": 4096.0, "lookup": 500.0, "self": 4096.0}
+CONTEXT_START = {
+    "mtp": 4096.0, "model": 4096.0, "lookup": 500.0, "self": 4096.0, "block": USUAL_LENGTH
+}  # fmt: skip
 """Tokens from which on the context moves the acceptance of a group."""
 
 LONGEST_LOOKUP = 1024.0
@@ -347,7 +369,6 @@ def features_of(point: Point) -> dict[str, float]:
         "size": size,
         "depth": point.depth,
         "tree": float(at.is_tree),
-        "beyond trained": _beyond(at),
         "trained window": float(at.has_trained_window),
         "drafted steps": float(at.counts_drafted),
         "baseline": float(at.is_baseline),
@@ -367,14 +388,16 @@ def features_of(point: Point) -> dict[str, float]:
         length = _seen_len(at)
         if group == "lookup":
             length = min(length, LONGEST_LOOKUP)
-        found[f"context of {group}"] = _octaves_beyond(length, CONTEXT_START[group])
+        start = at.trained_len or CONTEXT_START[group]
+        found[f"context of {group}"] = _octaves_beyond(length, start)
     if group == "self" and at.budget is not None:
         found["budget of self"] = math.log2(at.budget / USUAL_BUDGET)
         if at.context is not None:
             found["fill of self"] = -math.log(
                 1.0 - min(at.budget / at.context, FULL_SHARE)
             )
-    return found
+    kept = _kept(point)
+    return {name: kept * value for name, value in found.items()}
 
 
 WIDTH_OF_GROUP = {
@@ -423,7 +446,8 @@ class Scales(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observations(msgspec.Struct, frozen=True, kw_only=True):
-    """Points with the logits that were seen there, and the variance of each one's noise."""
+    """Points with the logits that were seen there, less what nothing moves (`lost_logits`), and the variance
+    of each one's noise."""
 
     points: list[Point]
     logits: Array
@@ -648,6 +672,7 @@ def believed(points: Sequence[Point], of: Fitted | None = None) -> Normal:
     alone = own.covariance(own)
     if known.points:
         matrix, mean, alone = _given_known(known, matrix, mean, alone)
+    mean = mean + lost_logits(points)
     widths = widths_of(points)
     used = np.flatnonzero(matrix.any(axis=0))
     in_use = matrix[:, used]

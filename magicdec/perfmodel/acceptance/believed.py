@@ -30,7 +30,6 @@ from magicdec.perfmodel.acceptance import belief
 from magicdec.perfmodel.acceptance.belief import (
     OTHER_CLASS,
     REFERENCE_DEPTH,
-    TRAINED_LEN,
     USUAL_BUDGET,
     YOUR_TEXT,
     Point,
@@ -56,6 +55,8 @@ from magicdec.perfmodel.acceptance.profile import (
     RateProfile,
     constant_profile,
 )
+from magicdec.perfmodel.acceptance.trained_length import LOSING_KINDS, Trained
+from magicdec.specs.heads import KnownHead, published_heads
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import SPARSE_METHODS, draft_model_name
 from magicdec.tasks import TASKS, shares_of
@@ -89,7 +90,8 @@ USUAL_DEPTHS = {
 
 
 FAR = 8.0
-"""Times the trained length at which the growth with the context is read."""
+"""Times the anchor at which the growth with the context is read; a head's is read at the context in
+question, or at twice its anchor."""
 
 OTHER_FORMAT_DEVIATION = 0.3
 """Standard deviation of the logit of a draft in narrower weights than were measured."""
@@ -123,7 +125,8 @@ class Question(NamedTuple):
     temperature: float | None = None
     context: float = 1024.0
     budget: float | None = None
-    trained_len: float | None = None
+    trained: Trained = Trained()
+    """How the head was trained, where its own configuration says it."""
     window: float | None = None
     is_other_format: bool = False
     published: belief.Fitted | None = None
@@ -241,33 +244,45 @@ def assumed(question: Question) -> Assumed:
     """The belief about a question."""
     in_any_format = question._replace(is_other_format=False)
     named, mean, covariance = _published_logits(in_any_format)
-    level, deep, far = mean
-    trend = (deep - level) / DEPTH_STEP
+    # the law is given where its rates are asked for: a head's beyond its trained length
+    level, deep, other = (0, 1, 2)
+    if _is_beyond(question):
+        level, deep, other = (2, 3, 0)
+    trend = (mean[deep] - mean[level]) / DEPTH_STEP
     depths = np.log(np.arange(1, POSITIONS + 1)) - REFERENCE_DEPTH
-    rates = np.clip(_logistic(level + trend * depths), LEAST_RATE, MOST_RATE)
-    law = _law(question, rates, trend, far)
-    variance = covariance[0, 0] + (
+    rates = np.clip(_logistic(mean[level] + trend * depths), LEAST_RATE, MOST_RATE)
+    law = _law(question, rates, trend, mean[other])
+    variance = covariance[level, level] + (
         OTHER_FORMAT_DEVIATION**2 if question.is_other_format else 0.0
     )
-    of_growth = covariance[0, 0] + covariance[2, 2] - 2.0 * covariance[0, 2]
-    of_trend = covariance[0, 0] + covariance[1, 1] - 2.0 * covariance[0, 1]
-    factor = float(log_deviation(_logistic(level)))
+    of_growth = _variance_between(covariance, level, other)
+    of_trend = _variance_between(covariance, level, deep)
+    factor = float(log_deviation(_logistic(mean[level])))
     return Assumed(
         law=law,
         error=LawError(
             log_rejection=factor * math.sqrt(variance),
-            context_exponent=factor * math.sqrt(max(of_growth, 0.0)) / math.log(FAR)
+            context_exponent=factor * math.sqrt(of_growth) / _log_far(question)
             if law.context_exponent > 0.0
             else 0.0,
-            depth=DEPTH_SHARE * factor * math.sqrt(max(of_trend, 0.0)) / DEPTH_STEP,
+            depth=DEPTH_SHARE * factor * math.sqrt(of_trend) / DEPTH_STEP,
         ),
         origin=_origin(question, named),
         checkpoint=_most_measured(named),
     )
 
 
+def _variance_between(covariance: Array, one: int, other: int) -> float:
+    """Variance of the difference of two of the logits."""
+    both = (
+        covariance[one, one] + covariance[other, other] - 2.0 * covariance[one, other]
+    )
+    return max(float(both), 0.0)
+
+
 class Logits(NamedTuple):
-    """The belief about a question's logits: at the usual depth, a larger one, a far context."""
+    """The belief about a question's logits: at the usual depth and a larger one, and both at a far
+    context."""
 
     named: list[str]
     mean: Array
@@ -276,10 +291,11 @@ class Logits(NamedTuple):
 
 def _logits(question: Question) -> Logits:
     """The belief about one question by itself."""
-    named = _named(question)
-    points = [point for draft in named for point in _points(question, draft)]
+    known = _possible_heads(question)
+    points = [point for head in known for point in _points(question, head)]
     normal = belief.believed(points, question.fitted)
-    return Logits(named, *_mixed(normal.mean, normal.covariance, len(named)))
+    mixed = _mixed(normal.mean, normal.covariance, len(known))
+    return Logits(_named(question), *mixed)
 
 
 def _published_logits(question: Question) -> Logits:
@@ -296,17 +312,18 @@ def _of_texts(question: Question) -> dict[str, Logits]:
     """The beliefs about a question on each class of text, and on any. They are of the same drafts,
     so that all together cost little more than one; each is what it would be alone."""
     named = _named(question)
+    known = _possible_heads(question)
     points = []
     for task in TEXTS:
         on_text = question._replace(task=task)
-        points += [point for draft in named for point in _points(on_text, draft)]
+        points += [point for head in known for point in _points(on_text, head)]
     normal = belief.believed(points, question.fitted)
     logits = {}
     size = len(points) // len(TEXTS)
     for number, task in enumerate(TEXTS):
         own = slice(number * size, (number + 1) * size)
         mean, covariance = _mixed(
-            normal.mean[own], normal.covariance[own, own], len(named)
+            normal.mean[own], normal.covariance[own, own], len(known)
         )
         logits[task] = Logits(named, mean, covariance)
     return logits
@@ -318,9 +335,9 @@ def joint_levels(questions: Sequence[Question]) -> tuple[Array, Array]:
     points: list[Point] = []
     shares = []
     for number, question in enumerate(questions):
-        named = _named(question)
-        points += [_points(question, draft)[0] for draft in named]
-        shares += [(number, 1.0 / len(named))] * len(named)
+        known = _possible_heads(question)
+        points += [_points(question, head)[0] for head in known]
+        shares += [(number, 1.0 / len(known))] * len(known)
     normal = belief.believed(points, questions[0].fitted)
     mixing = np.zeros((len(questions), len(points)))
     for place, (number, share) in enumerate(shares):
@@ -344,9 +361,81 @@ def _named(question: Question) -> list[str]:
     return known or [""]
 
 
-def _points(question: Question, draft: str) -> list[Point]:
-    """The usual depth and a larger one at the question's context, and the usual one at a far
-    context."""
+class PossibleHead(NamedTuple):
+    """A draft that a question may be about, by its plain name, and how it may have been trained."""
+
+    draft: str
+    trained: Trained
+
+
+def _possible_heads(question: Question) -> list[PossibleHead]:
+    """The drafts that a question may be about, as likely each."""
+    heads = []
+    is_head = question.kind in LOSING_KINDS
+    for draft in _named(question):
+        trained = _trained_of(question, draft)
+        if is_head and question.context > trained.shortest:
+            heads += [PossibleHead(draft, each) for each in trained.possible]
+        else:
+            heads.append(PossibleHead(draft, trained))
+    return heads
+
+
+def _trained_of(question: Question, draft: str) -> Trained:
+    """How a draft was trained: within the bound of its own configuration, or by its recipe."""
+    known = trained_as(
+        Situation(
+            kind=question.kind,
+            model=plain_model(question.model),
+            draft=draft,
+            maker=_maker_of(question, draft),
+        )
+    )
+    stated = _stated_lengths(question.fitted).get((question.kind, draft))
+    own = question.trained
+    return Trained(
+        own.length or known.length or stated, own.rotary_base or known.rotary_base
+    )
+
+
+@lru_cache(maxsize=4)
+def _stated_lengths(of: belief.Fitted) -> dict[tuple[str, str], float]:
+    """Trained lengths that sources of rates state, by kind and plain name of a head."""
+    return {
+        (at.kind, at.draft): at.trained_len
+        for at in of.situations
+        if at.trained_len is not None
+    }
+
+
+AUTHORS = {"eagle-authors": "yuhuili/"}
+"""Organisation of makers whose heads sources call by the method's name alone."""
+
+
+@cache
+def _heads_by_name() -> dict[str, KnownHead]:
+    """The table's heads by their plain names, and those of a method's authors by model and kind."""
+    by_name = {}
+    for head in published_heads():
+        by_name[plain(head.checkpoint)] = head
+        for maker, organisation in AUTHORS.items():
+            if head.checkpoint.startswith(organisation):
+                by_name[f"{plain_model(head.target)}|{head.method}|{maker}"] = head
+    return by_name
+
+
+def trained_as(at: Situation) -> Trained:
+    """How a draft's head was trained, as the table of heads has it."""
+    heads = _heads_by_name()
+    head = heads.get(at.draft) or heads.get(f"{at.model}|{at.kind}|{at.maker}")
+    if head is None:
+        return Trained()
+    return Trained(head.trained_len, head.rotary_base)
+
+
+def _points(question: Question, head: PossibleHead) -> list[Point]:
+    """The usual depth and a larger one at the law's anchor, and at a far context."""
+    draft = head.draft
     at = Situation(
         kind=question.kind,
         model=plain_model(question.model),
@@ -358,12 +447,13 @@ def _points(question: Question, draft: str) -> list[Point]:
         temperature=question.temperature,
         context=_anchor(question),
         window=question.window,
-        trained_len=question.trained_len,
+        trained_len=head.trained.length,
+        rotary_base=head.trained.rotary_base,
         budget=question.budget,
         target_billions=question.billions,
     )
-    far = msgspec.structs.replace(at, context=_anchor(question) * FAR)
-    return [Point(at, 0.0), Point(at, DEPTH_STEP), Point(far, 0.0)]
+    far = msgspec.structs.replace(at, context=_far(question))
+    return [Point(where, depth) for where in (at, far) for depth in (0.0, DEPTH_STEP)]
 
 
 def _maker_of(question: Question, draft: str) -> str:
@@ -385,41 +475,69 @@ def _anchor(question: Question) -> float:
     """The context whose rates a law is anchored at, so that a plan at any context has one law: the
     longest that acceptance does not hang on. Look-ups have none."""
     group = Situation(kind=question.kind).group
-    if group in HEAD_GROUPS:
-        return question.trained_len or TRAINED_LEN
+    named = _named(question)
+    if question.kind in LOSING_KINDS:
+        return min(_trained_of(question, draft).shortest for draft in named)
     if group == "lookup":
         return question.context
-    return belief.CONTEXT_START.get(group, 4096.0)
+    start = belief.CONTEXT_START.get(group, 4096.0)
+    if group == "block":
+        return min(_trained_of(question, draft).length or start for draft in named)
+    return start
+
+
+def _far(question: Question) -> float:
+    """The context at which the growth beyond the anchor is read."""
+    anchor = _anchor(question)
+    if question.kind in LOSING_KINDS:
+        return max(question.context, 2.0 * anchor)
+    return FAR * anchor
+
+
+def _log_far(question: Question) -> float:
+    return math.log(_far(question) / _anchor(question))
 
 
 def _mixed(mean: Array, covariance: Array, num_drafts: int) -> tuple[Array, Array]:
-    """Mean and covariance of three logits, of one of several drafts that are as likely."""
-    each = mean.reshape(num_drafts, 3)
-    own = np.stack(
-        [covariance[3 * n : 3 * n + 3, 3 * n : 3 * n + 3] for n in range(num_drafts)]
-    )
+    """Mean and covariance of the logits of one of several drafts that are as likely."""
+    each = mean.reshape(num_drafts, -1)
+    size = each.shape[1]
+    blocks = covariance.reshape(num_drafts, size, num_drafts, size)
+    own = np.stack([blocks[n, :, n] for n in range(num_drafts)])
     middle = each.mean(axis=0)
     between = (each - middle).T @ (each - middle) / num_drafts
     return middle, own.mean(axis=0) + between
 
 
-def _law(question: Question, rates: Array, trend: float, far: float) -> Law:
-    """The law with these rates by position at the question's context, and the logit `far` of the
-    usual depth at a far one."""
-    far_rate = float(
-        np.clip(_logistic(far - trend * REFERENCE_DEPTH), LEAST_RATE, MOST_RATE)
+def _is_beyond(question: Question) -> bool:
+    """Whether a question is about a head beyond the length that it was trained on."""
+    is_head = question.kind in LOSING_KINDS
+    return is_head and question.context > _anchor(question)
+
+
+def _law(question: Question, rates: Array, trend: float, other: float) -> Law:
+    """The law with these rates by position at its anchor, or at the question's context where a head is
+    beyond it, and the logit `other` of the usual depth at the other of the two."""
+    other_rate = float(
+        np.clip(_logistic(other - trend * REFERENCE_DEPTH), LEAST_RATE, MOST_RATE)
     )
     group = Situation(kind=question.kind).group
     if group == "lookup":
         start = 0.0
     else:
         start = _anchor(question)
-    growth = math.log((1.0 - far_rate) / (1.0 - float(rates[0])))
+    growth = math.log((1.0 - other_rate) / (1.0 - float(rates[0])))
+    reference = _anchor(question)
+    if _is_beyond(question):
+        growth = -growth
+        reference = _far(question)
     return Law(
         rejection=1.0 - float(rates[0]),
         by_position=[round(float(rate), 5) for rate in rates],
-        context_exponent=min(max(growth / math.log(FAR), 0.0), 2.0) if start else 0.0,
-        reference_context=_anchor(question),
+        context_exponent=min(max(growth / _log_far(question), 0.0), 2.0)
+        if start
+        else 0.0,
+        reference_context=reference,
         flat_below=start,
         flat_beyond=LARGEST if question.window is None else max(question.window, start),
     )
@@ -637,7 +755,7 @@ def _believed_slope(question: Question) -> tuple[float, float]:
     group = Situation(kind=question.kind).group
     if group in ("lookup", "self"):
         _, mean, covariance = _published_logits(question._replace(task=""))
-        change = np.array([-1.0, 1.0, 0.0]) / DEPTH_STEP
+        change = np.array([-1.0, 1.0, 0.0, 0.0]) / DEPTH_STEP
         return float(change @ mean), math.sqrt(float(change @ covariance @ change))
     by_group = belief.fitted_belief().coefficients.slopes
     slopes = by_group.get(group, [])

@@ -22,7 +22,7 @@ from magicdec.perfmodel.acceptance.believed import (
     profile_on,
     yours,
 )
-from magicdec.perfmodel.acceptance.law import LARGEST
+from magicdec.perfmodel.acceptance.trained_length import Trained
 from magicdec.perfmodel.plan.request import DraftOption, PlanRequest
 from magicdec.perfmodel.plan.standing import (
     AskedDraft,
@@ -487,12 +487,14 @@ def _question(
     head: HeadSpec | None,
 ) -> Question:
     """The draft, target and text as the belief is asked about them."""
-    trained = None
+    trained = Trained()
     window = None
     if head is not None:
         window = head.window
-        if (head.trained_len or LARGEST) < target.max_position_embeddings:
-            trained = head.trained_len
+        bound = head.max_positions
+        if bound is not None and bound >= target.max_position_embeddings:
+            bound = None  # its target's, which says nothing of its texts
+        trained = Trained(bound, head.rotary_base)
     return Question.about(
         target,
         draft,
@@ -501,7 +503,7 @@ def _question(
         task=request.task or "",
         temperature=request.temperature,
         context=float(context),
-        trained_len=trained,
+        trained=trained,
         window=window,
     )
 
