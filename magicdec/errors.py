@@ -45,6 +45,8 @@ class StorageError(MagicdecError):
 
 LIKE = 0.62
 """Similarity, from 0 to 1, above which a choice may be what was meant: two of three letters."""
+LONGEST_NAME = 64
+"""Letters of a name up to which others are compared with it, which takes time by their product."""
 MOST_NAMED = 3
 LONG_LIST = 12
 """Known choices above this number are not listed next to the nearest."""
@@ -56,6 +58,8 @@ def closest(value: object, choices: Iterable[str]) -> list[str]:
     """
     known = sorted(choices)
     text = str(value).lower()
+    if len(text) > LONGEST_NAME:
+        return []
     if text:
         begun = [choice for choice in known if choice.lower().startswith(text)]
         if begun:

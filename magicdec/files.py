@@ -103,12 +103,22 @@ def read_bytes(
             opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK),
         ) as file:
             # None of a pipe that is still empty, no byte of one without a writer
+            status = os.fstat(file.fileno())
+            if stat.S_ISREG(status.st_mode) and status.st_size > limit_bytes:
+                raise error(
+                    f"{named} has more than the {format_bytes(limit_bytes)} that are read"
+                )
             begun = file.raw.read(1)
-            if begun == b"" and stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+            if begun == b"" and stat.S_ISFIFO(status.st_mode):
                 raise error(f"{named} is a pipe that nothing writes to")
             os.set_blocking(file.fileno(), True)
             data = begun or b""
-            if begun != b"":
+            if stat.S_ISREG(
+                status.st_mode
+            ):  # read at once: two parts take twice the room
+                file.seek(0)
+                data = file.read(limit_bytes + 1)
+            elif begun != b"":
                 data += file.read(limit_bytes)
     except (
         OSError,

@@ -34,6 +34,9 @@ SGLANG_INTERVAL = 40
 """Steps between SGLang's lines (--decode-log-interval)."""
 UNDRAFTED = 1.15
 """Steps beyond this multiple of the drafts are steps without one; below, the clocks of two lines differ."""
+MOST_LINES = 16_000
+"""Lines of statistics of one log that are counted: four hours of SGLang's, two days of vLLM's."""
+COUNTED_PARTS = 16
 MOSTLY = 0.5
 """Share of a log's lines from which what they say holds for the server."""
 NUMBER = re.compile(r"[-+]?\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
@@ -193,10 +196,46 @@ CONTINUED = re.compile(
 """The beginning of a line that a narrow page broke off the line before it."""
 
 
+def lines_of(text: str) -> Iterator[str]:
+    """Lines one by one: the list of all takes more memory than the text."""
+    begin = 0
+    while begin < len(text):
+        end = text.find("\n", begin) + 1 or len(text)
+        yield from text[begin:end].splitlines()
+        begin = end
+
+
+class CountedParts:
+    """Parts of a long log, spread evenly over it, whose lines are counted: more say no more."""
+
+    def __init__(self, text: str, marker: str) -> None:
+        self.num_lines = text.count(marker)
+        self.period = 1
+        self.kept = 1
+        if self.num_lines > MOST_LINES:
+            self.period = math.ceil(self.num_lines / COUNTED_PARTS)
+            self.kept = MOST_LINES // COUNTED_PARTS
+        self.place = -1
+
+    def has_next(self) -> bool:
+        """Whether the next line with the marker is counted."""
+        self.place += 1
+        return self.place % self.period < self.kept
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if self.period == 1:
+            return ()
+        return (
+            f"counted are {MOST_LINES} of {self.num_lines} lines, in {COUNTED_PARTS} parts spread over "
+            "the log",
+        )
+
+
 def whole_lines(text: str) -> Iterator[str]:
     """Lines that are not empty, with those that were broken put together."""
     parts: list[str] = []
-    for line in text.splitlines():
+    for line in lines_of(text):
         if parts and parts[-1].endswith(",") and CONTINUED.match(line):
             parts.append(line.strip())
             continue
@@ -286,8 +325,15 @@ def read_vllm_log(text: str) -> Readings:
     start = VllmStart()
     by_engine: dict[str, list[VllmInterval]] = {}
     last: VllmInterval | None = None
+    markers = [marker for marker in (THROUGHPUT, *SPECULATION) if marker in text]
+    parts = CountedParts(text, markers[0])
+    is_counted = True
     for line in whole_lines(text):
         start.read(line)
+        if markers[0] in line:
+            is_counted = parts.has_next()
+        if not is_counted:
+            continue
         if THROUGHPUT in line:
             named = ENGINE.search(line)
             several = SEVERAL.search(line)
@@ -326,6 +372,7 @@ def read_vllm_log(text: str) -> Readings:
         draft=start.draft or UNNAMED,
         gamma=start.gamma,
         faults=tuple(start.faults),
+        notes=parts.notes,
     )
 
 
@@ -480,8 +527,11 @@ def read_sglang_log(text: str) -> Readings:
     batches: list[tuple[str, LineNumbers]] = []
     without_graph = []
     graph = "cuda graph"
+    parts = CountedParts(text, DECODE)
     for line in whole_lines(text):
         if DECODE in line:
+            if not parts.has_next():
+                continue
             before, _, after = line.partition(DECODE)
             rank = RANK.search(before)
             batches.append((rank[1] if rank else "", LineNumbers(after, SGLANG_BATCH)))
@@ -515,6 +565,7 @@ def read_sglang_log(text: str) -> Readings:
         draft=draft,
         gamma=gamma,
         faults=tuple(faults),
+        notes=parts.notes,
     )
 
 

@@ -37,6 +37,7 @@ LOG_LIMIT_BYTES = 256 * MIB
 """Size above which no log is read."""
 ALWAYS = 0.98
 """Share of steps with a draft from which it is none that is looked up: a look-up may find nothing."""
+GZIP = b"\x1f\x8b"
 COLOURS = re.compile(r"\x1b\[[0-9;]{0,16}m")
 SHOWN_FIELDS = 6
 SHOWN = 40
@@ -170,10 +171,13 @@ def of_sequences(imported: ImportedAcceptance) -> Readings:
 
 def _text(path: Path) -> str:
     """A file's text without the colours of a terminal."""
-    text = read_bytes(path, limit_bytes=LOG_LIMIT_BYTES, error=StorageError).decode(
-        "utf-8-sig", errors="replace"
-    )
-    return COLOURS.sub("", text)
+    data = read_bytes(path, limit_bytes=LOG_LIMIT_BYTES, error=StorageError)
+    if data.startswith(GZIP):
+        raise StorageError(
+            f"{path} is compressed: gunzip -k {path}, and give that file"
+        )
+    text = data.decode("utf-8-sig", errors="replace")
+    return COLOURS.sub("", text) if "\x1b" in text else text
 
 
 @functools.lru_cache(maxsize=1)

@@ -75,7 +75,7 @@ UNNAMED = ServedDraft(name="eagle3", method="eagle3", is_assumed=True)
 """The draft of a log that names none: a head costs what most drafts do."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CounterIncreases:
     """Increases of counters between two scrapes; None: not counted by this engine."""
 

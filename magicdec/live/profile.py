@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -132,12 +133,14 @@ def measurements(
     alike. Trials of position 1 are the verified drafts, or all steps where a draft may be
     absent."""
     rows = []
-    for counters in observation.segments:
+    segments = observation.segments
+    survivors = _survivors(observation, segments)
+    for counters, accepted in zip(segments, survivors, strict=True):
         drafts = counters.drafts or 0.0
         blocks = drafts
         if draft.may_be_absent:
             blocks = max(counters.steps or drafts, drafts)
-        rows.append(np.minimum.accumulate((blocks, *_survivors(observation, counters))))
+        rows.append(np.minimum.accumulate((blocks, *accepted)))
     budget = context
     if draft.budget is not None:
         budget = min(float(draft.budget), context)
@@ -150,19 +153,24 @@ def measurements(
 
 
 def _survivors(
-    observation: Observation, counters: CounterIncreases
-) -> tuple[float, ...]:
-    """Drafts accepted at each position; where only their sum is counted, as one rate for all
-    positions would.
+    observation: Observation, segments: Sequence[CounterIncreases]
+) -> list[tuple[float, ...]]:
+    """Drafts accepted at each position of each segment; where only their sum is counted, as one rate
+    for all positions would.
     """
-    drafts = counters.drafts
-    gamma = observation.gamma
-    if counters.accepted_by_position:
-        return counters.accepted_by_position[:gamma]
-    if not drafts or not gamma or counters.accepted is None:
-        return ()
-    rate = float(constant_rate(1.0 + counters.accepted / drafts, gamma))
-    return tuple(drafts * rate**position for position in range(1, gamma + 1))
+    gamma = observation.gamma or 0
+    lengths = [
+        1.0 + (each.accepted or 0.0) / (each.drafts or math.inf) for each in segments
+    ]
+    rates = constant_rate(lengths, gamma).tolist()
+    rows = []
+    for counters, rate in zip(segments, rates, strict=True):
+        drafts = counters.drafts
+        row = counters.accepted_by_position[: observation.gamma]
+        if not row and drafts and counters.accepted is not None:
+            row = tuple(drafts * rate**position for position in range(1, gamma + 1))
+        rows.append(row)
+    return rows
 
 
 def rates(observation: Observation, draft: ServedDraft) -> MeasuredRates | None:
@@ -185,7 +193,7 @@ def tokens_stderr(observation: Observation) -> float | None:
     steps = observation.counts.steps
     if not steps:
         return None
-    survival = np.array(_survivors(observation, observation.counts)) / steps
+    survival = np.array(_survivors(observation, [observation.counts])[0]) / steps
     odd = 2.0 * np.arange(1, len(survival) + 1) - 1.0
     variance = math.fsum(odd * survival) - math.fsum(survival) ** 2
     independent = math.sqrt(max(variance, 0.0) / steps)

@@ -32,7 +32,7 @@ IDLE = 3.0
 """A step that takes so many times the median of the others spans idle time."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
     """The decoding of one line, request or run of a file."""
 

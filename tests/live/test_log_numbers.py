@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import math
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from magicdec.errors import ConfigError
+from magicdec.errors import ConfigError, StorageError, closest
 from magicdec.live import engine_logs, load_results
 from magicdec.live.engine_logs import read_sglang_log, read_vllm_log
+from magicdec.live.forms import read_files, seen_in
 from magicdec.live.llama_cpp import read_llama_log
 from magicdec.live.metrics import VLLM
 from magicdec.live.observation import CounterIncreases
 from magicdec.live.reading import Reading, Readings, observation_of
+from magicdec.specs.families import architecture
 
 WHOLE = st.integers(1, 500).map(float)
 
@@ -592,3 +598,82 @@ def test_lines_of_engines_side_by_side_are_told_apart() -> None:
     assert ("1", 7.0) in by_engine
     alone = read_vllm_log(counted.format("00", 5)).readings
     assert [reading.engine for reading in alone] == [""]
+
+
+def long_log(kind: str, lines: int) -> str:
+    """Statistics of a server whose draft's length changes over the day: 2 to 3 tokens per step."""
+    rows = []
+    for place in range(lines):
+        clock = f"{place // 3600 % 24:02d}:{place // 60 % 60:02d}:{place % 60:02d}"
+        length = 2.0 + place / lines
+        if kind == "sglang":
+            rows.append(
+                f"[2026-11-20 {clock} TP0] Decode batch, #running-req: 8, #token: 800, token usage: 0.01, "
+                f"accept len: {length:.4f}, gen throughput (token/s): {400 * length:.2f}, #queue-req: 0"
+            )
+        else:
+            rows.append(
+                f"INFO 01-01 {clock} x.py:1] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation "
+                f"throughput: {1000 * length:.1f} tokens/s, Running: 8 reqs, Waiting: 0 reqs"
+            )
+            accepted = 10_000 * (length - 1.0)
+            rows.append(
+                f"INFO 01-01 {clock} x.py:1] SpecDecoding metrics: Mean acceptance length: {length:.4f}, Accepted: "
+                f"{accepted:.0f} tokens, Drafted: 20000 tokens, Per-position acceptance rate: "
+                f"{min(length - 1.0, 1.0):.4f}, {max(length - 2.0, 0.0):.4f}"
+            )
+    return "\n".join(rows)
+
+
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+def test_a_long_log_is_counted_in_parts_spread_over_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four times as many lines as are counted, whose mean is that of all: 2.5 tokens per step, to a part."""
+    monkeypatch.setattr(engine_logs, "MOST_LINES", 1600)
+    seen = seen_in([("a log", long_log(kind, 6400))])
+    assert seen is not None
+    assert seen.num_scrapes == 1600
+    assert seen.counts.tokens_per_step == pytest.approx(2.5, rel=1 / 32)
+    assert any("1600 of 6400 lines" in note for note in seen.notes)
+
+
+def test_a_line_broken_ten_thousand_times_takes_time_by_its_length() -> None:
+    """Processor time: four times the pieces, about four times the time, and never sixteen."""
+    seconds = []
+    for pieces in (20_000, 80_000):
+        text = (
+            "Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 9.0 tokens/s, Running: 1 reqs,\n"
+            + "Waiting: 0 reqs,\n" * pieces
+        )
+        begun = time.process_time()
+        seen_in([("a log", text)])
+        seconds.append(time.process_time() - begun)
+    assert seconds[1] < 10 * seconds[0] + 0.2
+
+
+def test_a_compressed_log_is_named_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(gzip.compress(long_log("vllm", 10).encode()))
+    with pytest.raises(StorageError, match="is compressed: gunzip"):
+        read_files([path])
+
+
+def test_a_log_of_gigabytes_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.touch()
+    os.truncate(path, 5_000_000_000)
+    begun = time.process_time()
+    with pytest.raises(StorageError, match="more than the 256 MiB that are read"):
+        read_files([path])
+    assert time.process_time() - begun < 1.0
+
+
+def test_names_of_thousands_of_letters_are_not_compared() -> None:
+    """Twenty thousand letters cost 20 s."""
+    begun = time.process_time()
+    assert closest("x" * 20_000, (f"{'x' * 40}{place}" for place in range(200))) == []
+    with pytest.raises(ConfigError, match="is not known"):
+        architecture("y" * 20_000, "here")
+    assert time.process_time() - begun < 1.0
+    assert closest("llama-3.1-8", ["llama-3.1-8b"]) == ["llama-3.1-8b"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from difflib import get_close_matches
 
-from magicdec.errors import ConfigError
+from magicdec.errors import LONGEST_NAME, ConfigError
 from magicdec.specs.families import deepseek, gemma, hybrids, llama, others, qwen
 from magicdec.specs.families.parts import Architecture
 
@@ -75,7 +75,8 @@ def architecture(model_type: str, where: str) -> Architecture:
         if reason:
             raise ConfigError(f"{where}: {reason}")
         known = (*ARCHITECTURES, *WRAPPERS)
-        near = get_close_matches(model_type, known, n=1, cutoff=0.0)[0]
+        begin = model_type[:LONGEST_NAME]
+        near = get_close_matches(begin, known, n=1, cutoff=0.0)[0]
         raise ConfigError(
             f"{where}: model_type '{model_type}' is not known; the nearest by name is '{near}', "
             "and `magicdec models "
