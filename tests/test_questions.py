@@ -20,12 +20,12 @@ COMMANDS = re.findall(
     r"^    magicdec (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
 )
 SAID: dict[str, tuple[str, ...]] = {
-    "Qwen2.5-72B": ("on 4 x H100", "64 users do not fit at once", "Acceptance on chat"),
+    "Qwen2.5-72B": ("on 4 x H100", "64 do not fit", "Acceptance on chat"),
     "Llama-3.3-70B": (
         "on 8 x H200",
         "Try serving 20 users",
         "Acceptance on summarisation",
-        "whole requests",
+        "Whole requests",
     ),
     "gpt-oss-120b": ("on 1 x H100", "Acceptance on agentic", "likely to pay"),
     "DeepSeek-V3": ("Serve 6 requests/s on", "multi-token prediction", "headroom"),
@@ -34,7 +34,7 @@ SAID: dict[str, tuple[str, ...]] = {
         "2 x RTX 5090 32 GB",
         "Acceptance on chat",
     ),
-    "1x5090 --quantization fp8": ("Serve 1 user on 1 x RTX 5090", "Acceptance on chat"),
+    "1x5090 --quantization fp8": ("Serve 1 user on 1 x RTX 5090", "usual for chat"),
     "--draft ngram": ("n-gram", "Acceptance on rag"),
     "Qwen3-0.6B": ("1 user on 1 x H200", "qwen3-0.6b"),
     "4k,16k,64k": ("A draft gains on average at ", " of 3 contexts", "EAGLE-3"),
@@ -56,8 +56,8 @@ SAID: dict[str, tuple[str, ...]] = {
 """Parts of the first lines that answer the commands with these words."""
 EXPORTED = ("Qwen3-0.6B", "--draft ngram", "1x5090 --quantization fp8")
 """Questions whose plans are read back from their file and exported."""
-FIRST_LINES = 7
-"""Lines of 80 columns, which are three or four sentences."""
+FIRST_LINES = 12
+"""Lines of 80 columns."""
 
 
 WIDTH = 80

@@ -35,7 +35,6 @@ from magicdec.perfmodel.plan.choice import (
     Ranking,
     best_to_train,
     choose,
-    faster_with_plugin,
     fastest_left_out,
     objective,
     outcome_of,
@@ -338,7 +337,6 @@ def _choice(
         outlook=None if shown is None else outlook(chosen, ranking, shown),
         tied=chosen.tied,
         evidence=None if shown is None else searched.evidence(shown),
-        with_plugin=faster_with_plugin(ranking),
         other_kernel=kernel,
         to_train=to_train,
     )

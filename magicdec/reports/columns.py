@@ -90,13 +90,6 @@ def is_known(name: str) -> Callable[[Sequence[Any]], bool]:
     return lambda items: any(quantity(item, name) for item in items)
 
 
-def gains_by_acceptance(row: Candidate, between: str) -> str:
-    """The gain at the 10th, 50th and 90th percentile of the acceptance."""
-    if row.by_acceptance is None:
-        return ""
-    return between.join(f"{value:.2f}" for value in row.by_acceptance.speedup)
-
-
 BATCH = Column("batch_size", "Batch", kind="integer")
 CONTEXT = Column("context_len", "Context", kind="integer")
 BUDGET = Column("draft_budget", "Budget", kind="integer")

@@ -34,7 +34,6 @@ NOT_IN_PRINT = (
     "step_s",
     "tokens_per_step",
     "break_even_tokens_per_step",
-    "by_acceptance",
     "baseline_tokens_per_s",
     "request_ttft_s",
     "bound_by",

@@ -10,7 +10,6 @@ from collections import defaultdict
 from magicdec.counts import Z_90
 from magicdec.naming import ENGINE_TITLES, METHODS, draft_name, method_name
 from magicdec.reports.words import (
-    BOTH_SAID,
     devices_of,
     drafting_of,
     gain_of,
@@ -21,7 +20,7 @@ from magicdec.reports.words import (
 from magicdec.schema.evidence import LaneEvidence
 from magicdec.schema.plan import CaseAnswer, Choice, OfTask, Outlook, Plan
 from magicdec.schema.request import Request
-from magicdec.schema.row import Candidate, Drafting
+from magicdec.schema.row import PLUGIN, Candidate, Drafting
 from magicdec.tasks import NO_TASK, usual_lengths
 from magicdec.units import (
     MILLI,
@@ -55,8 +54,7 @@ def first_line(case: CaseAnswer) -> str:
         verb = "Serve"
         if row.gain.probability < QUITE_SURE:
             verb = "Try serving"
-        gain = gain_of(row, on_texts(choice))
-        action = f"{verb} {where} with {drafting_of(row)}: {gain}."
+        action = f"{verb} {where} with {drafting_of(row)}: {gain_of(row)}."
     return " ".join([*choice.faults, action])
 
 
@@ -65,26 +63,6 @@ def considered(choice: Choice) -> Candidate | None:
     if choice.row.is_speculative:
         return choice.row
     return choice.left_out
-
-
-def on_texts(choice: Choice) -> str:
-    """The least and the largest gain on the texts that count, where none was named: "1.41x on chat
-    to 1.83x on math"."""
-    outlook = choice.outlook
-    if outlook is None:
-        return ""
-    counted = [task for task in outlook.tasks if task.weight > 0.0]
-    if not counted:
-        return ""
-    low = min(counted, key=lambda task: task.own.speedup)
-    high = max(counted, key=lambda task: task.own.speedup)
-    if f"{low.own.speedup:.2f}" == f"{high.own.speedup:.2f}":
-        return ""
-    texts = f"{low.own.speedup:.2f}x on {low.task} to {high.own.speedup:.2f}x on {high.task}"
-    # a text that is not known is less sure than any, which costs time in the mean
-    if choice.row.gain.speedup < low.own.speedup:
-        return f"with the text known {texts}"
-    return texts
 
 
 def _why_not(choice: Choice) -> str:
@@ -121,6 +99,9 @@ def unpublished(row: Candidate) -> str:
 # --------------------------------------------------------------------------------------------------
 
 
+EXPECTED_TO_PAY = 0.5
+"""Probability from which a draft is expected to pay."""
+ABOUT_PLUGIN = "our vLLM plugin, not yet measured on a GPU"
 LOW_RATE = 0.6
 """Published drafts accept at least this share of first tokens on the text they were trained for."""
 WORTH_A_TRY = 0.4
@@ -128,22 +109,12 @@ WORTH_A_TRY = 0.4
 
 
 def tie_line(choice: Choice) -> str:
-    """The draft that is as good as the one taken, over the texts that count where none was named."""
+    """The draft that is as good as the one taken."""
     tied = choice.tied
     if tied is None:
         return ""
     # its interval and its probability stand in the table, too
-    gain = with_ends(tied.gain)
-    apart = abs(tied.gain.speedup / choice.row.gain.speedup - 1.0)
-    outlook = choice.outlook
-    if outlook is not None and apart > BOTH_SAID:
-        aside = [task.task for task in outlook.tasks if task.weight == 0.0]
-        if aside:  # the gains are over all texts, the choice is not
-            texts = " and ".join(aside)
-            return sentence(
-                f"{drafting_of(tied)} is as good on average; {gain} counting {texts}"
-            )
-    return sentence(f"{drafting_of(tied)} is as good: {gain}")
+    return sentence(f"{drafting_of(tied)} is as good: {with_ends(tied.gain)}")
 
 
 def to_train_line(choice: Choice) -> str:
@@ -157,13 +128,31 @@ def to_train_line(choice: Choice) -> str:
     )
 
 
-def plugin_line(choice: Choice) -> str:
-    row = choice.with_plugin
-    if row is None:
+def self_drafted(plan: Plan, case: CaseAnswer) -> Candidate | None:
+    """The best row that drafts with the model itself and a sparse cache; None where none is expected to
+    pay."""
+    rows = []
+    for row in plan.candidates:
+        is_here = (row.hardware, row.context_len) == (case.hardware, case.context_len)
+        runs = is_here and row.fits and row.within_limits
+        pays = row.gain.probability >= EXPECTED_TO_PAY
+        if runs and pays and is_sparse_self(row):
+            rows.append(row)
+    return max(rows, key=lambda row: row.rate, default=None)
+
+
+def is_sparse_self(row: Candidate) -> bool:
+    """Whether the model drafts for itself, with a sparse cache."""
+    return row.draft == "self" and METHODS[row.draft_method].sort == "sparse"
+
+
+def plugin_line(plan: Plan, case: CaseAnswer) -> str:
+    """The gain of a draft that needs our plugin, where it is not taken."""
+    row = self_drafted(plan, case)
+    if row is None or not row.drafting.needs_plugin or case.best.draft == "self":
         return ""
     drafting = f"{drafting_of(row)} with {users_of(row)}"
-    own = f"{drafting}, {gain_of(row)}"
-    return f"With --plugin (our vLLM plugin, not yet measured on a GPU): {own}."
+    return f"With {PLUGIN} ({ABOUT_PLUGIN}): {drafting}, {gain_of(row)}."
 
 
 def not_ranked_line(plan: Plan) -> str:
@@ -226,21 +215,9 @@ def where_it_fits(choice: Choice) -> str:
     return f"{name} {verb} with up to {users}: {gain}."
 
 
-def waiting_line(plan: Plan, case: CaseAnswer) -> str:
-    """Users that were asked for and do not fit."""
-    asked = min(plan.request.batch_sizes, default=0)
-    served = case.best.batch_size
-    if asked <= served or not case.best_by_batch:
-        return ""
-    line = f"{asked} users do not fit at once: {served} are served, the others wait"
-    alone = int(case.memory.largest_autoregressive_batch)
-    if alone > served:
-        return f"{line} ({alone} fit without a draft)."
-    return f"{line}."
-
-
-def limit_lines(choice: Choice) -> list[str]:
-    lines = []
+def limits_line(choice: Choice) -> str:
+    """The limits that were asked for, and whether they are kept."""
+    parts = []
     for limit in choice.limits:
         allowed = format_seconds(limit.limit_s)
         verdict = "missed"
@@ -249,8 +226,10 @@ def limit_lines(choice: Choice) -> list[str]:
         reached = ", overload"
         if limit.value_s is not None:
             reached = f" ({format_seconds(limit.value_s)})"
-        lines.append(f"Limit on {limit.of} {allowed}: {verdict}{reached}.")
-    return lines
+        parts.append(f"{limit.of} {allowed} {verdict}{reached}")
+    if not parts:
+        return ""
+    return f"Limits: {', '.join(parts)}."
 
 
 def at_limit(plan: Plan, case: CaseAnswer) -> str:
@@ -287,7 +266,10 @@ def _per_device(row: Candidate) -> str:
 # --------------------------------------------------------------------------------------------------
 
 
-NAME_THE_TEXT = "name your text with --task"
+NAME_THE_TEXT = "give --task"
+PUBLISHED = "published for "
+SUCH_TEXT = "and such text"
+"""Words of a believed acceptance's source."""
 GIVEN = "given"
 """Source of an acceptance rate that was asked with."""
 NONE_IS_FASTER = "no draft is faster"
@@ -296,11 +278,16 @@ CHANGES = 0.02
 
 
 def acceptance_line(choice: Choice) -> str:
-    """The text that acceptance is of, and where it comes from."""
+    """The text that acceptance is of, where it comes from, and what settles it."""
     row = considered(choice)
     if row is None:
         return ""
-    return acceptance_of(row.drafting)
+    line = acceptance_of(row.drafting)
+    if row.drafting.acceptance_text and choice.outlook is not None:
+        command = " ".join(choice.outlook.measure.split()[:2])
+        if command:
+            return f"{line.removesuffix('.')}; yours: {command}."
+    return line
 
 
 def acceptance_of(drafting: Drafting) -> str:
@@ -311,9 +298,20 @@ def acceptance_of(drafting: Drafting) -> str:
         more = f" and {len(others)} more"
     if source.split("; ")[0] == GIVEN:
         return f"Acceptance as {source}."
-    if drafting.acceptance_text:
-        return f"Acceptance on {drafting.acceptance_text}: {source}{more}."
-    return f"Acceptance: {source}{more}; {NAME_THE_TEXT}."
+    text = drafting.acceptance_text
+    published = source.removeprefix(PUBLISHED)
+    is_published = published != source
+    if is_published and text and SUCH_TEXT in published:
+        line = f"Published acceptance of {published.replace(SUCH_TEXT, f'on {text}')}"
+    elif is_published and not text:
+        line = f"Published acceptance of {published}"
+    elif text:
+        line = f"Acceptance on {text}: {source}"
+    else:
+        line = f"Acceptance: {source}"
+    if text:
+        return f"{line}{more}."
+    return f"{line}{more}; {NAME_THE_TEXT}."
 
 
 def evidence_line(evidence: LaneEvidence | None) -> str:
@@ -337,31 +335,62 @@ def evidence_line(evidence: LaneEvidence | None) -> str:
     return f"{line}, from {sources} only: ±{format_percent(within)}, as for {evidence.width_of}."
 
 
-def spread_line(choice: Choice) -> str:
-    """The gain of the draft that was considered at its acceptance's 10th, 50th and 90th percentile, and
-    where it breaks even."""
+def break_even_line(choice: Choice) -> str:
+    """The tokens per step with which the draft that was considered breaks even."""
     row = considered(choice)
-    if row is None or row.by_acceptance is None:
+    if row is None:
         return ""
     least = row.drafting.break_even_tokens_per_step
     most = row.gamma + 1
     if least is None:
-        even = "No number of tokens per step breaks even."
-    elif least > most:
-        even = (
+        return "No number of tokens per step breaks even."
+    if least > most:
+        return (
             f"Break-even at {least:.2f} tokens per step, more than the {most} that gamma "
             f"{row.gamma} allows."
         )
-    else:
-        expected = row.drafting.tokens_per_step
-        even = f"Break-even at {least:.2f} tokens per step; {expected:.2f} expected."
-    low, typical, high = (f"{gain:.2f}" for gain in row.by_acceptance.speedup)
-    if low == high:
-        return even
-    return (
-        f"If acceptance is low, typical or high (10th, 50th, 90th percentile): {low}x, {typical}x, "
-        f"{high}x. {even}"
-    )
+    expected = row.drafting.tokens_per_step
+    return f"Break-even at {least:.2f} tokens per step; {expected:.2f} expected."
+
+
+def texts_line(choice: Choice) -> str:
+    """The least and the largest gain over all classes of text, where none was named, and the draft that
+    is better by most on either."""
+    if choice.outlook is None or not choice.outlook.tasks:
+        return ""
+    tasks = choice.outlook.tasks
+    if not choice.is_speculative:
+        if choice.outcome != "no gain":
+            return ""
+        gaining = [task for task in tasks if task.draft != "none"]
+        if not gaining:
+            return "On no kind of text does a draft gain."
+        most = max(gaining, key=lambda task: task.best.speedup)
+        gain = f"{_best_on(most)}, {most.best.speedup:.2f}x on {most.task}"
+        if len(gaining) == 1:
+            return f"By text: {gain}; no draft gains on the others."
+        return (
+            f"By text: {gain}; a draft gains on {len(gaining)} of {len(tasks)} kinds."
+        )
+    low = min(tasks, key=lambda task: task.own.speedup)
+    high = max(tasks, key=lambda task: task.own.speedup)
+    lost = max((low, high), key=lambda task: task.changes)
+    ends = []
+    for task in (low, high):
+        end = f"{task.own.speedup:.2f}x on {task.task}"
+        if task is lost and task.changes >= CHANGES:
+            end += f" ({_best_on(task)} {task.best.speedup:.2f}x)"
+        ends.append(end)
+    if f"{low.own.speedup:.2f}" == f"{high.own.speedup:.2f}":
+        return ""
+    return f"By text: {' to '.join(ends)}."
+
+
+def _best_on(task: OfTask) -> str:
+    """The draft that is the fastest on a text."""
+    if task.draft == "none":
+        return "no draft"
+    return draft_name(task.draft, task.draft_method, task.draft_budget)
 
 
 def task_lines(outlook: Outlook | None) -> list[str]:
@@ -388,8 +417,8 @@ def _gains_on(task: OfTask) -> str:
         if task.draft == "none":
             parts.append("faster without a draft")
         else:
-            name = draft_name(task.draft, task.draft_method, task.draft_budget)
-            parts.append(f"{name}, gamma {task.gamma}, {with_ends(task.best)}")
+            gain = with_ends(task.best)
+            parts.append(f"{_best_on(task)}, gamma {task.gamma}, {gain}")
     return "; best ".join(parts) or NONE_IS_FASTER
 
 
@@ -410,27 +439,21 @@ BOUND_WORTH_SAYING = 0.5
 """Share of prefill from which its bound on every draft's gain is said."""
 
 
-def decoding_line(plan: Plan, case: CaseAnswer) -> str:
-    """Time per token and rate of the answer, what bounds them, and the first token."""
+def decoding_line(case: CaseAnswer) -> str:
+    """Rate of the answer, what bounds it, and the first token."""
     best = case.best
-    times = _ms_and_rate(best).replace("ms,", "ms per token,")
     first_token = format_seconds(best.first_token_s)
-    line = (
-        f"{times}{_per_replica(best)}; bound by {best.step.bound_by}, first token after "
-        f"{first_token}"
+    return (
+        f"{_rate(best)}{_per_replica(best)}; bound by {best.step.bound_by}, first token after "
+        f"{first_token}."
     )
-    if best.is_speculative:
-        return f"{line}."
-    return f"{line}{_best_batch(plan, case)}."
 
 
 def plain_line(plan: Plan, case: CaseAnswer) -> str:
     """The server without a draft, at the answer's batch and at its own best one."""
-    best = case.best
-    if not best.is_speculative:
-        return ""
-    without = _ms_and_rate(case.autoregressive)
-    return f"Without a draft: {without}{_per_replica(best)}{_best_batch(plan, case)}."
+    without = _time_and_rate(case.autoregressive)
+    replicas = _per_replica(case.best)
+    return f"Without a draft: {without}{replicas}{_best_batch(plan, case)}."
 
 
 def _per_replica(row: Candidate) -> str:
@@ -439,14 +462,21 @@ def _per_replica(row: Candidate) -> str:
     return ""
 
 
-def _ms_and_rate(row: Candidate) -> str:
-    tokens_per_s = row.rate_per_gpu * row.num_gpus
-    per_token = format_number(row.between_tokens_s / MILLI)
-    return f"{per_token} ms, {tokens_per_s:.0f} tokens/s"
+def _rate(row: Candidate) -> str:
+    return f"{row.rate_per_gpu * row.num_gpus:.0f} tokens/s"
+
+
+def _time_and_rate(row: Candidate) -> str:
+    """Time per token or per whole request, and the rate."""
+    if row.requests is None:
+        time = f"{format_number(row.between_tokens_s / MILLI)} ms"
+    else:
+        time = f"{format_seconds(row.requests.request_s)} a request"
+    return f"{time}, {_rate(row)}"
 
 
 def _best_batch(answer: Plan, case: CaseAnswer) -> str:
-    """Throughput of another batch without a draft, where that is the better one."""
+    """Another batch without a draft, where that is the better one and nothing limits it."""
     best = case.best
     alone = case.autoregressive
     ceiling = case.best_autoregressive
@@ -458,13 +488,13 @@ def _best_batch(answer: Plan, case: CaseAnswer) -> str:
     if same_batch and ceiling.tp_size == alone.tp_size:
         return ""
     request = answer.request
-    which = "best batch"
     if request.tpot_limit_s is not None or request.ttft_limit_s is not None:
-        which = "best batch within the limits"
+        return ""
     where = str(ceiling.batch_size)
     if ceiling.tp_size != best.tp_size:
         where += f" at tp {ceiling.tp_size}"
-    return f"; {which} {where}: {_ms_and_rate(ceiling)}"
+    rate = _rate(ceiling) if ceiling.requests else _time_and_rate(ceiling)
+    return f"; best batch {where}: {rate.removesuffix(' tokens/s')}/s"
 
 
 def verification_line(case: CaseAnswer) -> str:
@@ -580,8 +610,7 @@ def asked_line(answer: Plan, case: CaseAnswer, *, devices: bool = True) -> str:
     if replicas > 1:
         spread = f"in {replicas} replicas {spread}"
         batch += " each"
-    if not case.best_by_batch:
-        batch += " (searched)"
+    batch += _not_fitting(answer, case)
     num_devices = best.num_gpus * replicas
     model = model_text(answer)
     where = spread
@@ -589,15 +618,27 @@ def asked_line(answer: Plan, case: CaseAnswer, *, devices: bool = True) -> str:
         where = f"on {num_devices} x {case.hardware} {spread}"
     served = f"{model} {where}, {answer.engine}"
     lengths = lengths_text(answer, case.context_len)
-    scope = "whole requests"
+    scope = "Whole requests"
     if best.requests is None:
-        scope = "decoding alone"
+        scope = "Decoding alone"
     budget = ""
     share = best.drafting.budget_share
     if best.draft_budget is not None and share is not None:
         percent = format_number(PERCENT * share)
         budget = f", draft budget {best.draft_budget} ({percent} %)"
-    return f"{served}: {batch}, {lengths}{budget}, {scope}."
+    return f"{scope}: {served}, {batch}, {lengths}{budget}."
+
+
+def _not_fitting(plan: Plan, case: CaseAnswer) -> str:
+    """The users that were asked for and do not fit at once, and how many do without a draft."""
+    asked = min(plan.request.batch_sizes, default=0)
+    served = case.best.batch_size
+    if asked <= served or not case.best_by_batch:
+        return ""
+    alone = int(case.memory.largest_autoregressive_batch)
+    if alone > served:
+        return f" ({asked} do not fit, without a draft {alone} do)"
+    return f" ({asked} do not fit)"
 
 
 def model_text(answer: Plan) -> str:

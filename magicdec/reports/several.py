@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from magicdec.reports.sentences import acceptance_line, unpublished, where_it_fits
+from magicdec.reports.sentences import (
+    ABOUT_PLUGIN,
+    acceptance_line,
+    self_drafted,
+    unpublished,
+    where_it_fits,
+)
 from magicdec.reports.words import devices_of, drafting_of, gain_of, probability_of
 from magicdec.schema.plan import CaseAnswer, Plan
-from magicdec.schema.row import Candidate
+from magicdec.schema.row import PLUGIN, Candidate
 from magicdec.units import format_percent, format_tokens
 
 FEW_NAMED = 4
@@ -136,16 +142,19 @@ def left_aside(case: CaseAnswer) -> str:
     return f"{case.hardware}, context {context}: {fits}"
 
 
-def plugin_lines(cases: Sequence[CaseAnswer]) -> list[str]:
+def plugin_lines(plan: Plan) -> list[str]:
     """A line on the drafts that need the plugin in several cases, where they gain most."""
-    rows = [case.choice.with_plugin for case in cases]
-    gains = [row for row in rows if row is not None]
-    if not gains:
+    gains = []
+    for case in plan.cases:
+        row = self_drafted(plan, case)
+        if row is not None and row.drafting.needs_plugin:
+            gains.append(row)
+    if not gains or plan.request.plugin:
         return []
-    best = max(gains, key=lambda row: row.speedup)
-    count = f"{len(gains)} of {len(cases)}"
+    best = max(gains, key=lambda row: row.gain.speedup)
+    count = f"{len(gains)} of {len(plan.cases)}"
     where = f"{best.hardware} at {format_tokens(best.context_len)}"
     return [
-        "With --plugin (our vLLM plugin, not yet measured on a GPU) a draft is faster in "
-        f"{count}, most on {where}: {drafting_of(best)}, {gain_of(best)}."
+        f"With {PLUGIN} ({ABOUT_PLUGIN}) the model drafts for itself in {count}, most on {where}: "
+        f"{drafting_of(best)}, {gain_of(best)}."
     ]

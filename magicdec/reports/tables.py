@@ -18,7 +18,6 @@ from magicdec.reports.columns import (
     Kind,
     Table,
     Value,
-    gains_by_acceptance,
 )
 from magicdec.reports.data import (
     WEAK_BASELINE_NOTE,
@@ -277,11 +276,6 @@ def candidate_table(data: ReportData) -> Table | None:
             lambda row: row.drafting.tokens_per_step,
         ),
         Column("break_even_tokens_per_step", "Even at", "number"),
-        Column(
-            "by_acceptance",
-            "At 10/50/90 % acceptance",
-            value=lambda row: gains_by_acceptance(row, " / "),
-        ),
         Column("tokens_per_s", "Tokens/s", "rate"),
         Column("request_ttft_s", "First token", "seconds"),
         Column("request_s", "Whole request", "seconds"),

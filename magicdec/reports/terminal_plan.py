@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from magicdec.naming import draft_id
 from magicdec.reports.arrivals import (
     arrivals_line,
@@ -21,10 +23,15 @@ from magicdec.reports.columns import (
     Table,
     differs,
     fitted,
-    gains_by_acceptance,
     is_known,
 )
-from magicdec.reports.sentences import lengths_text, model_text
+from magicdec.reports.sentences import (
+    considered,
+    is_sparse_self,
+    lengths_text,
+    model_text,
+    self_drafted,
+)
 from magicdec.reports.several import (
     left_aside,
     loads_lines,
@@ -36,15 +43,23 @@ from magicdec.reports.story import (
     AFTER_TABLE,
     BEFORE_TABLE,
     CLOSING,
+    FIRST_READING,
+    FURTHER,
     Statement,
     of_kinds,
-    shortest,
     story_of,
 )
 from magicdec.reports.text import text_table
 from magicdec.reports.words import drafting_of, probability_of
-from magicdec.schema.plan import CaseAnswer, GammaTable, Plan, Traffic, TrafficLoad
-from magicdec.schema.row import Candidate
+from magicdec.schema.plan import (
+    CaseAnswer,
+    Choice,
+    GammaTable,
+    Plan,
+    Traffic,
+    TrafficLoad,
+)
+from magicdec.schema.row import Candidate, same_configuration
 from magicdec.units import (
     GIB,
     INTERVAL_SHARE,
@@ -62,6 +77,10 @@ MOST_LINES = 12
 """Lines of the answer to one question."""
 FEW = 3
 """Rows of a table, unless all are asked for."""
+WORTH_A_ROW = FURTHER[: FURTHER.index("at the limit")]
+"""Kinds that the short answer rather says than a third row."""
+LEFT_OUT = ("acceptance", "plain", "texts")
+"""Kinds that the short answer drops first where the lines are too few."""
 BREAKING = ("device", "layout", "draft", "mark")
 """Headings of the columns that may break over lines."""
 
@@ -164,21 +183,44 @@ def _print_cases(console: Console, answer: Plan) -> None:
         line = left_aside(case)
         if line:
             console.print(line)
-    for line in plugin_lines(answer.cases):
+    for line in plugin_lines(answer):
         console.print(line)
 
 
 def _print_short(
     console: Console, answer: Plan, story: Sequence[Statement]
 ) -> list[Statement]:
-    """The answer to one question in MOST_LINES lines. Returns the statements that fit; the closing ones
-    among them are still to be printed."""
+    """The answer to one question in MOST_LINES lines. Returns its statements, of which the closing ones
+    are still to be printed."""
+
     rows = _few(answer, answer.cases[0])
-    table = _table(rows, console.width)
-    height = 0
-    if rows:
-        height = len(console.render_lines(table)) + _has_star(rows)
-    told = shortest(story, lines=MOST_LINES - height, width=console.width)
+    told = [statement for statement in story if statement.kind in FIRST_READING]
+
+    def height(statement: Statement) -> int:
+        return len(console.render_lines(statement.text))
+
+    def left() -> int:
+        table = console.render_lines(_table(rows, console.width)) if rows else []
+        return MOST_LINES - sum(map(height, told)) - len(table)
+
+    def shorten(fewest: int) -> None:
+        """Fewer rows; the first is the answer's, the last may be the model's own."""
+        while left() < 0 and len(rows) > fewest:
+            rows.pop(-2 if len(rows) > 2 else -1)
+
+    shorten(2)
+    for kind in LEFT_OUT:
+        if left() < 0:
+            told = [statement for statement in told if statement.kind != kind]
+    shorten(1)
+    further = [statement for statement in story if statement.kind in FURTHER]
+    further.sort(key=lambda statement: FURTHER.index(statement.kind))
+    for statement in further:
+        is_worth = statement.kind in WORTH_A_ROW and len(rows) > 2
+        if height(statement) <= left() + is_worth:
+            told.insert(-1, statement)
+            shorten(2)
+            break
     _print_told(console, told, rows)
     return told
 
@@ -193,14 +235,8 @@ def _print_told(
         console.print(line)
     if rows:
         console.print(_table(rows, console.width))
-    if _has_star(rows):
-        console.print("* acceptance extrapolated beyond what was measured", style="dim")
     for line in of_kinds(others, AFTER_TABLE):
         console.print(line)
-
-
-def _has_star(rows: Sequence[Candidate]) -> bool:
-    return any(row.drafting.is_extrapolated for row in rows)
 
 
 def _print_further_tables(console: Console, case: CaseAnswer) -> None:
@@ -221,9 +257,11 @@ def _print_further_tables(console: Console, case: CaseAnswer) -> None:
 
 
 def _of_case(answer: Plan, case: CaseAnswer) -> list[Candidate]:
-    """The case's candidates at the best gamma of each draft, budget and batch, best first."""
+    """The case's candidates at the best gamma of each draft, budget and batch: the one that was chosen,
+    one that is as good, and the others in the order of the choice."""
     best: dict[tuple[object, ...], Candidate] = {}
-    for row in answer.candidates:
+    first = [considered(case.choice), case.choice.tied]
+    for row in [*filter(None, first), *answer.candidates]:
         if row.hardware != case.hardware or row.context_len != case.context_len:
             continue
         batch = None
@@ -231,25 +269,51 @@ def _of_case(answer: Plan, case: CaseAnswer) -> list[Candidate]:
             batch = row.batch_size
         configuration = (row.draft, row.draft_method, row.draft_budget, batch)
         best.setdefault(configuration, row)
-    return list(best.values())
+    return [_with_reason(case.choice, row) for row in best.values()]
 
 
 def _few(answer: Plan, case: CaseAnswer) -> list[Candidate]:
-    """The best of each batch where several were asked for; else each draft at its best, then the
-    next budgets.
-    """
+    """The best of a few batches where several were asked for; else each draft at its best, then the next
+    budgets. The last is the model drafting for itself, where that is expected to pay."""
     by_batch = case.best_by_batch
     if len(by_batch) > 1:
-        stride = -(-len(by_batch) // FEW)
-        return by_batch[::stride]
+        return sorted(by_batch, key=lambda row: -row.rate)[:FEW]
     rows = _of_case(answer, case)
     best_of_draft: dict[tuple[str, str], Candidate] = {}
     for row in rows:
         best_of_draft.setdefault((row.draft, row.draft_method), row)
-    first = list(best_of_draft.values())[:FEW]
-    others = [row for row in rows if row not in first]
-    shown = first + others[: FEW - len(first)]
-    return [row for row in rows if row in shown]
+    first_of_each = list(best_of_draft.values())[:FEW]
+    others = [row for row in rows if row not in first_of_each]
+    kept = first_of_each + others[: FEW - len(first_of_each)]
+    shown = [row for row in rows if row in kept]
+    own = self_drafted(answer, case)
+    if own is not None and not any(map(is_sparse_self, shown)):
+        shown = [*shown[: FEW - 1], own]
+    return shown
+
+
+def _with_reason(choice: Choice, row: Candidate) -> Candidate:
+    """The row, marked with why it is not taken where it is as fast as the one that is."""
+    best = choice.row
+    tied = choice.tied
+    if tied is not None and same_configuration(row, tied):
+        reason = "as good"
+    elif (
+        not best.is_speculative
+        or row.gain.speedup <= best.gain.speedup
+        or (row.batch_size, row.layout) != (best.batch_size, best.layout)
+        or not row.fits
+        or not row.within_limits
+        or row.drafting.needs_plugin
+        or row.drafting.is_hypothetical
+    ):
+        return row
+    else:
+        # the choice is by what is lost over the usual texts, the gain over all of them
+        reason = "by rare texts"
+    marks = [*row.drafting.marks, reason]
+    drafting = msgspec.structs.replace(row.drafting, marks=marks)
+    return msgspec.structs.replace(row, drafting=drafting)
 
 
 def _with_baselines(case: CaseAnswer, rows: list[Candidate]) -> list[Candidate]:
@@ -278,25 +342,15 @@ def _pays(row: Candidate) -> str:
     """How probable it is that the draft pays, or why it cannot be run so."""
     if not row.fits:
         return "no room"
+    if not row.within_limits:
+        return "too slow"
     if not row.is_speculative:
         return "-"
     return probability_of(row).replace("over ", ">").replace("under ", "<")
 
 
 def _with_budget(row: Candidate) -> str:
-    """The draft and its budget; a star marks acceptance extrapolated beyond what was measured."""
-    name = draft_id(row.draft, row.draft_method, row.draft_budget)
-    if row.drafting.is_extrapolated:
-        name += "*"
-    return name
-
-
-def _even_at(row: Candidate) -> str:
-    """Tokens per step with which a draft is as fast as none."""
-    least = row.drafting.break_even_tokens_per_step
-    if least is None:
-        return ""
-    return f"{least:.2f}"
+    return draft_id(row.draft, row.draft_method, row.draft_budget)
 
 
 PLAN_COLUMNS = (
@@ -338,20 +392,6 @@ PLAN_COLUMNS = (
         shown=is_known("cost_per_million_tokens_usd"),
     ),
     Column("speedup", f"speedup ({INTERVAL_SHARE:.0%})", value=_speedup),
-    Column(
-        "by_acceptance",
-        "10/50/90%",
-        value=lambda row: gains_by_acceptance(row, "/"),
-        shown=is_known("break_even_tokens_per_step"),
-        rank=8,
-    ),
-    Column(
-        "break_even_tokens_per_step",
-        "even at",
-        value=_even_at,
-        shown=is_known("break_even_tokens_per_step"),
-        rank=8,
-    ),
     Column(
         "speedup_vs_best_autoregressive",
         "x best batch",

@@ -6,8 +6,6 @@ from magicdec.naming import device_name, draft_name
 from magicdec.schema.row import Candidate, Gain
 from magicdec.units import format_count, format_interval, format_percent
 
-BOTH_SAID = 0.03
-"""Relative difference of two gains from which both are said."""
 MOST_SURE = 0.99
 
 
@@ -17,7 +15,7 @@ def drafting_of(row: Candidate) -> str:
     return f"{name}, gamma {row.gamma}"
 
 
-def gain_of(row: Candidate, on_texts: str = "") -> str:
+def gain_of(row: Candidate) -> str:
     """The gain with its interval and probability: "1.35x faster (90 % interval 0.92–1.71); 87 % likely
     to pay"."""
     gain = row.gain
@@ -25,10 +23,8 @@ def gain_of(row: Candidate, on_texts: str = "") -> str:
     if gain.speedup >= 1.0:
         direction = "faster"
     interval = format_interval(gain.low, gain.high)
-    text = f"{gain.speedup:.2f}x {direction} ({interval})"
-    if on_texts:
-        text += f", {on_texts}"
-    return f"{text}; {probability_of(row)} likely to pay"
+    likely = f"{probability_of(row)} likely to pay"
+    return f"{gain.speedup:.2f}x {direction} ({interval}); {likely}"
 
 
 def with_ends(gain: Gain) -> str:

@@ -356,10 +356,6 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     evidence: LaneEvidence | None = None
     """The evidence from measured servers like the choice's, or the left-out draft's; null: no draft was
     considered."""
-    with_plugin: Candidate | None = None
-    """The best configuration of drafts that need magicdec's plugin, where the plugin was not asked
-    for and it is faster than the choice. It is never exported.
-    """
     other_kernel: OtherKernel | None = None
     to_train: Candidate | None = None
     """The best configuration of a draft that was asked for and is not published for the model, with

@@ -31,7 +31,6 @@ OF_CHOICE = (
     "best_without_draft",
     "left_out",
     "left_out_fits",
-    "with_plugin",
 )
 OF_PLAN = ("autoregressive_rows", "candidates")
 LINE_LENGTH = 200

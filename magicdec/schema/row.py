@@ -19,7 +19,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 Number = Annotated[float, msgspec.Meta(ge=0)]
 """Not below 0; JSON has no NaN and no infinity."""
 Positive = Annotated[float, msgspec.Meta(gt=0)]
-PLUGIN = "plugin"
+PLUGIN = "--plugin"
 """Mark of a draft that no release of the engine runs."""
 Gamma = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 
@@ -69,14 +69,6 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_GAIN = Gain(speedup=1.0, low=1.0, high=1.0)
-
-
-class ByAcceptance(msgspec.Struct, frozen=True, kw_only=True):
-    """How a configuration's gain hangs on the acceptance, at its 10th, 50th and 90th percentile."""
-
-    tokens_per_step: list[Positive]
-    speedup: list[Positive]
-    """The gain of whole requests where these are known, else of decoding."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,8 +290,6 @@ PLACES: Mapping[str, str] = COLUMNS | {
     "needs_plugin": "drafting.needs_plugin",
     "is_hypothetical": "drafting.is_hypothetical",
     "request_pays_probability": "requests.gain.pays",
-    "tokens_by_acceptance": "by_acceptance.tokens_per_step",
-    "speedup_by_acceptance": "by_acceptance.speedup",
 }
 """Every quantity that is predicted of a candidate, those without a column too."""
 
@@ -325,8 +315,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory
     cost: TokenCost
     within_limits: bool
-    by_acceptance: ByAcceptance | None = None
-    """Null: no draft."""
     speedup_vs_best_autoregressive: Number | None
     """`rate` over that of autoregressive decoding at its own best batch within the limits; null:
     none.
@@ -446,6 +434,28 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         if self.requests is None:
             return self.decoding.ttft_s
         return self.requests.ttft_s
+
+
+def same_configuration(row: Candidate, other: Candidate) -> bool:
+    """Whether two rows run the same draft, gamma, layout and batch."""
+    return configuration(row) == configuration(other)
+
+
+def configuration(row: Candidate) -> tuple[object, ...]:
+    """The draft, gamma, layout and batch of a row: what tells configurations of a case apart."""
+    return (*at_any_gamma(row), row.gamma)
+
+
+def at_any_gamma(row: Candidate) -> tuple[object, ...]:
+    """A row's configuration but for its gamma."""
+    draft = (row.draft, row.draft_method, row.draft_budget)
+    layout = (
+        row.layout.tp_size,
+        row.layout.pp_size,
+        row.layout.dp_size,
+        row.layout.ep_size,
+    )
+    return (*draft, *layout, row.batch_size)
 
 
 def column(row: Candidate, name: str) -> Any:

@@ -15,7 +15,7 @@ from magicdec.perfmodel.intervals import (
     normal_cdf,
 )
 from magicdec.perfmodel.plan.draws import normals
-from magicdec.reports.sentences import measure_line, spread_line, task_lines
+from magicdec.reports.sentences import break_even_line, measure_line, task_lines
 from magicdec.schema.plan import Plan
 from magicdec.tasks import TASKS
 
@@ -98,14 +98,10 @@ def test_a_given_acceptance_is_not_measured() -> None:
     known = magicdec.plan(**CASE, draft="eagle3", acceptance_rate=0.75, gamma=5)
     assert measure_line(known.choice.outlook) == ""
     assert task_lines(known.choice.outlook) == []
-    assert spread_line(known.choice).startswith("Break-even at")
+    assert break_even_line(known.choice).startswith("Break-even at")
 
 
-def test_acceptance_moves_the_gain_and_breaks_even_where_it_says(
-    believed: Plan,
-) -> None:
+def test_acceptance_breaks_even_where_it_says(believed: Plan) -> None:
     for row in believed.candidates[:50]:
-        low, middle, high = row.by_acceptance.speedup
-        assert low < middle < high
         even = row.drafting.break_even_tokens_per_step
         assert row.speedup * even / row.drafting.tokens_per_step == pytest.approx(1.0)

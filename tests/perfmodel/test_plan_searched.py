@@ -96,21 +96,6 @@ def test_a_row_s_numbers_follow_from_each_other(question: dict[str, Any]) -> Non
             assert row.cost.per_million_tokens_usd is None
 
 
-def test_gains_by_acceptance_are_at_its_tenths() -> None:
-    """Of drawn acceptances a tenth has fewer tokens than the first that is named, half the second, a tenth more than
-    the third."""
-    draws = np.random.default_rng(2).standard_normal(20_000)
-    for of_draft in found_of().drafts[1:]:
-        (option, prediction) = of_draft.option, of_draft.prediction.take([0])
-        assert option is not None
-        error = rows.tokens_error(prediction, option.acceptance)
-        drawn = np.ravel(rows.drawn_tokens(prediction, draws, error))
-        by = of_draft.rows[0].by_acceptance
-        assert by is not None
-        below = [float((drawn <= tokens).mean()) for tokens in by.tokens_per_step]
-        assert below == pytest.approx([0.1, 0.5, 0.9], abs=0.012)
-
-
 @pytest.mark.parametrize(("value", "is_outside"), [
     (1000.0, False), (1000.0 / 1.05, False), (1000.0 / 1.06, True), (4000.0 * 1.05, False), (4000.0 * 1.06, True),
     (None, False), (0.0, False), (2500.0, False),

@@ -20,13 +20,17 @@ from magicdec.perfmodel.plan import choice as rules
 from magicdec.perfmodel.plan import tables
 from magicdec.perfmodel.plan.explain import tasks_of, with_paying_rate
 from magicdec.perfmodel.plan.request import Case, DraftOption
-from magicdec.perfmodel.plan.search import same_configuration
 from magicdec.perfmodel.planner import Answer, best_of_layouts
 from magicdec.perfmodel.serving import whole_requests
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.schema.plan import NeedsAcceptance
-from magicdec.schema.row import Candidate, verdict_of
+from magicdec.schema.row import (
+    Candidate,
+    configuration,
+    same_configuration,
+    verdict_of,
+)
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.speculation import SELF
 from magicdec.tasks import TASKS, WEIGHTS
@@ -348,7 +352,7 @@ def test_of_several_batches_the_answer_is_that_of_the_chosen_one() -> None:
         assert both.row.batch_size == 60
         own = answer_of(**fields, batch_sizes=(60,)).document.choice
         assert both.outcome == own.outcome
-        for name in ("row", "left_out", "with_plugin", "without_draft"):
+        for name in ("row", "left_out", "without_draft"):
             one, other = getattr(both, name), getattr(own, name)
             assert (one is None) == (other is None)
             if one is not None:
@@ -406,7 +410,7 @@ def test_the_choice_over_texts_loses_least_and_of_near_ones_least_at_worst(
             for text, own in enumerate(row.by_text)
         ]
     scores = ON_TABLE.scores(rows)
-    chosen = max(running, key=lambda row: scores[rules.configuration(row)])
+    chosen = max(running, key=lambda row: scores[configuration(row)])
     least = min(mean(losses[row.draft]) for row in running)
     near = [row for row in running if mean(losses[row.draft]) <= least + 0.003]
     weighed = [text for text, task in enumerate(TASKS) if WEIGHTS[task] > 0.0]
@@ -431,7 +435,7 @@ def test_a_draft_competes_with_its_best_gamma() -> None:
     other.by_text = [0.1] * len(TASKS)
     rows = [deep, other, shallow]
     scores = ON_TABLE.scores(rows)
-    ranked = [scores[rules.configuration(row)] for row in rows]
+    ranked = [scores[configuration(row)] for row in rows]
     assert ranked == sorted(ranked, reverse=True)
     assert rules._is_best_depth([shallow, other, deep]).tolist() == [False, True, True]
 

@@ -4,6 +4,7 @@ them, or follows from them by the arithmetic written here."""
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -58,14 +59,53 @@ CLAIMS = {
         "choice.row.drafting.gamma",
         "choice.row.decoding.gain",
         "choice.row.requests.gain",
-        "choice.outlook.tasks.*.task",
-        "choice.outlook.tasks.*.weight",
-        "choice.outlook.tasks.*.own",
         "choice.left_out",
         "choice.to_train.drafting.method",
     ),
     "causes": ("choice.faults",),
-    "limit": (
+    "limits": ("choice.limits",),
+    "setting": (
+        "model",
+        "engine",
+        "precision.weight_dtype",
+        "context_len",
+        "context_is_default",
+        "best_by_batch",
+        "request.batch_sizes",
+        "request.gen_len",
+        "request.rate",
+        "request.task",
+        "request.workload",
+        "choice.row.batch_size",
+        "choice.row.layout",
+        "choice.row.requests",
+        "choice.row.drafting.budget",
+        "choice.row.drafting.budget_share",
+        "memory.largest_autoregressive_batch",
+    ),
+    "plain": (
+        "choice.row.drafting.gamma",
+        "choice.row.layout",
+        "choice.without_draft",
+        "choice.best_without_draft",
+        "request.tpot_limit_s",
+        "request.ttft_limit_s",
+    ),
+    "texts": ("choice.outcome", "choice.row.drafting.gamma", "choice.outlook.tasks"),
+    "acceptance": (
+        "choice.row.drafting.gamma",
+        "choice.row.drafting.acceptance_source",
+        "choice.row.drafting.acceptance_text",
+        "choice.left_out.drafting.acceptance_source",
+        "choice.left_out.drafting.acceptance_text",
+        "choice.outlook.measure",
+    ),
+    "where it fits": (
+        "choice.outcome",
+        "choice.left_out.drafting",
+        "choice.left_out_fits",
+    ),
+    "at the limit": (
         "request.tpot_limit_s",
         "best_by_batch",
         "choice.row.batch_size",
@@ -79,42 +119,20 @@ CLAIMS = {
         "choice.best_without_draft.decoding.tokens_per_s_per_gpu",
         "choice.best_without_draft.requests.output_tokens_per_s_per_gpu",
     ),
-    "waiting": (
-        "request.batch_sizes",
-        "best_by_batch",
-        "choice.row.batch_size",
-        "memory.largest_autoregressive_batch",
-    ),
+    "kernel": ("choice.other_kernel", "choice.row.drafting.gamma"),
     "assumed": ("assumed",),
-    "to train": ("choice.to_train",),
-    "acceptance": (
-        "choice.row.drafting.gamma",
-        "choice.row.drafting.acceptance_source",
-        "choice.row.drafting.acceptance_text",
-        "choice.left_out.drafting.acceptance_source",
-        "choice.left_out.drafting.acceptance_text",
-    ),
-    "evidence": ("choice.evidence",),
     "tie": (
         "choice.tied.drafting",
         "choice.tied.decoding.gain",
         "choice.tied.requests.gain",
-        "choice.row.decoding.gain.speedup",
-        "choice.row.requests.gain.speedup",
-        "choice.outlook.tasks.*.task",
-        "choice.outlook.tasks.*.weight",
     ),
-    "missed limit": ("choice.limits",),
+    "to train": ("choice.to_train",),
     "prefill": (
         "choice.row.batch_size",
         "choice.row.layout.num_replicas",
         "choice.without_draft.requests.prefill_share",
     ),
-    "where it fits": (
-        "choice.outcome",
-        "choice.left_out.drafting",
-        "choice.left_out_fits",
-    ),
+    "evidence": ("choice.evidence",),
     "worth profiling": (
         "needs_acceptance.*.draft_method",
         "needs_acceptance.*.break_even_acceptance_rate",
@@ -131,50 +149,18 @@ CLAIMS = {
         "breakdown.*.*.time_s",
     ),
     "plugin": (
-        "choice.with_plugin.batch_size",
-        "choice.with_plugin.layout.num_replicas",
-        "choice.with_plugin.drafting",
-        "choice.with_plugin.decoding.gain",
-        "choice.with_plugin.requests.gain",
-    ),
-    "setting": (
-        "model",
-        "engine",
-        "precision.weight_dtype",
+        "hardware",
         "context_len",
-        "context_is_default",
-        "best_by_batch",
-        "request.gen_len",
-        "request.rate",
-        "request.task",
-        "request.workload",
-        "choice.row.batch_size",
-        "choice.row.layout",
-        "choice.row.requests",
-        "choice.row.drafting.budget",
-        "choice.row.drafting.budget_share",
+        "choice.row.drafting.draft",
+        "candidates",
     ),
     "decoding": (
         "choice.row.step.bound_by",
         "choice.row.decoding.tokens_per_s_per_gpu",
-        "choice.row.decoding.tpot_s",
         "choice.row.decoding.ttft_s",
         "choice.row.requests.output_tokens_per_s_per_gpu",
-        "choice.row.requests.tpot_s",
         "choice.row.requests.ttft_s",
-        "choice.row.drafting.gamma",
         "choice.row.layout",
-        "choice.best_without_draft",
-        "request.tpot_limit_s",
-        "request.ttft_limit_s",
-    ),
-    "plain": (
-        "choice.row.drafting.gamma",
-        "choice.row.layout",
-        "choice.without_draft",
-        "choice.best_without_draft",
-        "request.tpot_limit_s",
-        "request.ttft_limit_s",
     ),
     "cost": ("choice.row.requests", "choice.row.cost.per_million_tokens_usd"),
     "requests": (
@@ -186,10 +172,8 @@ CLAIMS = {
         "choice.row.cost.gpu_hours_per_million_requests",
         "choice.without_draft.requests.prefill_share",
     ),
-    "spread": (
-        "choice.row.by_acceptance",
+    "break-even": (
         "choice.row.drafting",
-        "choice.left_out.by_acceptance",
         "choice.left_out.drafting",
     ),
     "task": ("choice.outlook.tasks",),
@@ -264,7 +248,7 @@ def follows(plan: Plan, kind: str) -> Iterator[float]:
             choice.left_out,
             choice.left_out_fits,
             choice.to_train,
-            choice.with_plugin,
+            *(plan.candidates if kind == "plugin" else ()),
         ):
             if row is not None:
                 layout = row.layout
@@ -273,13 +257,16 @@ def follows(plan: Plan, kind: str) -> Iterator[float]:
                     row.batch_size * layout.num_replicas,
                     devices * layout.num_replicas,
                 )
-    if kind == "limit":
+    if kind == "acceptance":
+        for number in re.findall(r"\d+", asked.drafting.acceptance_source):
+            yield float(number)
+    if kind == "at the limit":
         yield 1.0 / (plan.request.tpot_limit_s or math.inf)
     if kind == "evidence" and choice.evidence is not None:
         yield math.expm1(1.6449 * choice.evidence.width)
     if kind == "prefill" and choice.without_draft.requests is not None:
         yield 1.0 / choice.without_draft.requests.prefill_share
-    if kind in ("verification", "spread"):
+    if kind in ("verification", "break-even"):
         yield asked.gamma + 1
     if kind == "verification":
         yield asked.step.verify_s / asked.step.autoregressive_s

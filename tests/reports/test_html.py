@@ -202,6 +202,6 @@ def test_the_report_names_the_engine_the_limits_and_the_plan_s_command() -> None
     document = plan()
     data = ReportData.from_records([], document, command="magicdec report plan.json")
     text = render_html(data)
-    assert f", {document.engine}: batch" in text
+    assert f", {document.engine}, batch" in text
     assert "; no limits on latency." in text
     assert f"magicdec plan --model {document.request.model} --hardware" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from random import Random
 from typing import Any
 
 import msgspec
@@ -11,6 +12,8 @@ import pytest
 from rich.console import Console
 
 import magicdec
+from magicdec.errors import CapacityError, ConfigError
+from magicdec.reports.sentences import self_drafted
 from magicdec.reports.terminal_plan import print_plan
 from magicdec.reports.words import drafting_of, probability_of
 from magicdec.schema.plan import Plan
@@ -52,7 +55,7 @@ def test_only_a_context_that_nobody_asked_for_is_called_the_default() -> None:
     assert f"context {default.context_len} (default)" in shown(default, 120)
     for context in (default.context_len, 4096):
         answer = magicdec.plan(**asked, context=context)
-        assert f"context {context}," in shown(answer, 120)
+        assert f"context {context}." in shown(answer, 120)
 
 
 def test_a_wide_terminal_shows_more(answer: Plan) -> None:
@@ -143,7 +146,7 @@ def test_a_draft_that_no_release_runs_is_marked_beside_the_best_that_one_does() 
     plan = magicdec.plan(batch=64)
     text = shown(plan, 80)
     for row in plan.candidates:
-        assert ("plugin" in row.drafting.marks) == (row.draft == "self")
+        assert ("--plugin" in row.drafting.marks) == (row.draft == "self")
         assert ("trained to 2k" in row.drafting.marks) == (
             row.draft in ("eagle", "eagle3")
         )
@@ -153,18 +156,81 @@ def test_a_draft_that_no_release_runs_is_marked_beside_the_best_that_one_does() 
     )
     assert plan.choice.left_out == best
     assert not plan.best.is_speculative
-    assert plan.choice.with_plugin.speedup == max(
-        row.speedup for row in plan.candidates
-    )
+    fastest = max(plan.candidates, key=lambda row: row.rate)
+    assert self_drafted(plan, plan) == fastest
     assert f"{drafting_of(best)}, would be {best.speedup:.2f}x" in " ".join(
         text.split()
     )
-    assert "With --plugin (our vLLM plugin, not yet measured on a GPU)" in " ".join(
-        shown(plan, 80, every=True).split()
-    )
+    told = "With --plugin (our vLLM plugin, not yet measured on a GPU)"
+    assert told in " ".join(shown(plan, 80, every=True).split())
     admitted = magicdec.plan(batch=64, plugin=True)
-    assert admitted.best == plan.choice.with_plugin
-    assert admitted.choice.with_plugin is None
+    assert admitted.best == fastest
+    assert told not in " ".join(shown(admitted, 80, every=True).split())
+
+
+CHOICES: dict[str, list[Any]] = {
+    "model": ["llama-3.1-8b", "llama-3.1-70b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-120b", "olmo-2-7b"],
+    "hardware": ["h100", "a100", "l4", "h200", "2xh100", "rtx-4090"],
+    "context": ["1k", "4k", "8k", "16k", "64k"],
+    "batch": [1, 8, 64, 512],
+    "gen_len": [None, 300],
+    "task": [None, None, "chat", "code-edit"],
+    "engine": [None, None, "sglang", "trtllm"],
+    "tpot_ms": [None, None, None, 30],
+    "draft": [None, None, None, "eagle3", "self"],
+    "plugin": [None, None, True],
+}  # fmt: skip
+
+
+def drawn(number: int) -> dict[str, Any]:
+    random = Random(number)
+    asked = {name: random.choice(values) for name, values in CHOICES.items()}
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+@pytest.mark.parametrize("number", range(36))
+def test_a_first_answer_is_short_and_of_one_piece(number: int) -> None:
+    """At most 12 lines of 80 columns; the first number is that of the table's first row; a row below with more says
+    why it is not taken; the range of texts covers each; a self-draft that is expected to pay is a row."""
+    try:
+        plan = magicdec.plan(**drawn(number))
+    except (CapacityError, ConfigError):
+        pytest.skip("cannot be planned, which is one answer too")
+    lines = shown(plan, 80).splitlines()
+    text = " ".join(lines)
+    assert len(lines) <= 12
+    assert max(map(len, lines)) <= 80
+    assert lines[-1].startswith("next: ")
+    assert len(re.findall("Decoding alone: |Whole requests: ", text)) == 1
+    rows = [line for line in lines if re.search(r" \d\.\d\d \d\.\d\d-\d", line)]
+    gains = [float(re.search(r" (\d\.\d\d) \d\.\d\d-\d", row)[1]) for row in rows]  # type: ignore[index]
+    answer = re.search(r"(\d+\.\d\d)x (faster|as fast)", " ".join(lines[:3]))
+    if answer is not None and plan.choice.outcome != "not published":
+        assert float(answer[1]) == gains[0]
+    for row, gain in zip(rows, gains, strict=True):
+        is_other = " tok/s/GPU" in text or row.startswith(("tp ", "dp "))
+        reasons = (
+            "--plugin",
+            "as good",
+            "rare texts",
+            "no room",
+            "too slow",
+            "to train",
+        )
+        assert gain <= gains[0] or is_other or any(reason in row for reason in reasons)
+    outlook = plan.choice.outlook
+    told = re.search(r"By text: (\d+\.\d\d)x .*? to (\d+\.\d\d)x on", text)
+    if told is not None:
+        low, high = map(float, told.groups())
+        for task in outlook.tasks:
+            assert low - 0.006 <= task.own.speedup <= high + 0.006
+    for row in plan.candidates:
+        is_sparse = row.draft == "self" and row.draft_method in (
+            "streamingllm",
+            "snapkv",
+        )
+        if is_sparse and row.gain.probability >= 0.5 and row.fits and row.within_limits:
+            assert any("streamingllm" in line or "snapkv" in line for line in rows)
 
 
 @pytest.mark.parametrize("device", ["rtx-4090", "l4"])

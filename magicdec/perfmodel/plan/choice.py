@@ -34,15 +34,17 @@ from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.perfmodel.plan.search import (
     DraftRows,
     SearchResult,
-    at_any_gamma,
-    configuration,
-    same_configuration,
 )
 from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.perfmodel.trees import tokens_of_tree
 from magicdec.schema.evidence import LaneEvidence
 from magicdec.schema.plan import Outcome
-from magicdec.schema.row import Candidate
+from magicdec.schema.row import (
+    Candidate,
+    at_any_gamma,
+    configuration,
+    same_configuration,
+)
 from magicdec.tasks import TASKS, WEIGHTS
 
 EXTRA_PACKAGES = {"suffix": "arctic-inference"}
@@ -320,20 +322,6 @@ def outcome_of(
     if not left_out.within_limits:
         return "over limits"
     return "no gain"
-
-
-def faster_with_plugin(ranking: Ranking) -> Candidate | None:
-    """The best row of drafts that need the plugin, where they are not admitted and it beats the
-    choice.
-    """
-    others = []
-    for row in ranking.drafted[len(ranking.admitted) :]:
-        if row.drafting.needs_plugin:
-            others.append(row)
-    best = max(others, key=objective, default=None)
-    if best is None or objective(best) <= objective(ranking.best):
-        return None
-    return best
 
 
 def best_to_train(ranking: Ranking) -> Candidate | None:

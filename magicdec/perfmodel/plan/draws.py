@@ -33,9 +33,9 @@ from magicdec.perfmodel.intervals import (
 )
 from magicdec.perfmodel.lanes import evidence_of
 from magicdec.perfmodel.plan.request import Case, DraftOption
-from magicdec.perfmodel.plan.search import DraftRows, same_configuration
+from magicdec.perfmodel.plan.search import DraftRows
 from magicdec.perfmodel.speedup import Prediction
-from magicdec.schema.row import Candidate
+from magicdec.schema.row import Candidate, same_configuration
 
 NUM_PAIRS = 128
 """Draws, each with its mirror image."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from functools import cached_property
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,7 +17,6 @@ from magicdec.perfmodel.intervals import (
     Gains,
     Interval,
     cost_place,
-    drawn_tokens,
     interval,
     tokens_error,
 )
@@ -32,7 +30,6 @@ from magicdec.perfmodel.speedup import BoolArray, Prediction
 from magicdec.schema.row import (
     NO_DRAFT,
     PLUGIN,
-    ByAcceptance,
     Candidate,
     Decoding,
     Drafting,
@@ -145,10 +142,8 @@ def candidates(
         of_replica = rows.rate_per_gpu * prediction.num_gpus
         over_best = of_replica * rows.num_replicas / baseline
     drafting: Any = NO_DRAFT
-    by_acceptance = None
     if acceptance is not None:
         drafting = rows.drafting(acceptance)
-        by_acceptance = rows.by_acceptance()
     requests = None
     if rows.whole is not None:
         requests = rows.request_times(rows.whole)
@@ -165,7 +160,6 @@ def candidates(
         memory=rows.memory(),
         cost=rows.cost(),
         within_limits=rows.is_within_limits,
-        by_acceptance=by_acceptance,
         speedup_vs_best_autoregressive=over_best,
     )
 
@@ -191,11 +185,6 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
         """None instead of infinity, which JSON does not have."""
         column = self.column(values)
         return [value if math.isfinite(value) else None for value in column]
-
-    def lists(self, values: list[Array]) -> list[list[float]]:
-        """Several values per row."""
-        columns = [self.column(value) for value in values]
-        return [list(row) for row in zip(*columns, strict=True)]
 
     def parts(self, part: type[Part], **quantities: Any) -> list[Part]:
         """A part of each row from its quantities: one value for all rows, an array or a list."""
@@ -282,6 +271,8 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
                 of_row.append(PLUGIN)
             if seen > trained_len * MEASURED_RANGE:
                 of_row.append(f"trained to {format_tokens(trained_len)}")
+            if is_extrapolated[-1]:
+                of_row.append("extrapolated")
             if is_hypothetical:
                 of_row.append("to train")
             marks.append(of_row)
@@ -432,27 +423,6 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
             gpu_hours_per_million_requests=gpu_hours,
             per_million_requests_usd=per_requests,
         )
-
-    def by_acceptance(self) -> list[ByAcceptance]:
-        """Tokens per step and gain at each of PERCENTILES."""
-        expected = self.prediction.expected_tokens_per_step
-        sigmas = np.array([NormalDist().inv_cdf(share) for share in PERCENTILES])
-        tokens = list(drawn_tokens(self.prediction, sigmas, self.error))
-        gains = []
-        for of_percentile in tokens:
-            gain = self.prediction.speedup * of_percentile / expected
-            if self.whole is not None:
-                gain = self.whole.speedup_at(gain)
-            gains.append(gain)
-        return self.parts(
-            ByAcceptance,
-            tokens_per_step=self.lists(tokens),
-            speedup=self.lists(gains),
-        )
-
-
-PERCENTILES = (0.1, 0.5, 0.9)
-"""Percentiles of the acceptance for which gains are reported."""
 
 
 def whole_numbers(values: Any) -> Any:

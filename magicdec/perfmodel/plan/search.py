@@ -26,7 +26,7 @@ from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import BoolArray, Prediction, predict
 from magicdec.schema.evidence import LaneEvidence
 from magicdec.schema.request import MAX_BATCH
-from magicdec.schema.row import Candidate
+from magicdec.schema.row import Candidate, configuration
 from magicdec.specs.device import LEAST_LESS, MOST_LESS
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.parallel import valid_tp_sizes
@@ -46,28 +46,6 @@ MAX_SUGGESTED_TP = 64
 MAX_SUGGESTED_STAGES = 16
 MARGIN = 0.03
 """Part of the memory that may be taken by which nobody can tell whether a server fits."""
-
-
-def same_configuration(row: Candidate, other: Candidate) -> bool:
-    """Whether two rows run the same draft, gamma, layout and batch."""
-    return configuration(row) == configuration(other)
-
-
-def configuration(row: Candidate) -> tuple[object, ...]:
-    """The draft, gamma, layout and batch of a row: what tells configurations of a case apart."""
-    return (*at_any_gamma(row), row.gamma)
-
-
-def at_any_gamma(row: Candidate) -> tuple[object, ...]:
-    """A row's configuration but for its gamma."""
-    draft = (row.draft, row.draft_method, row.draft_budget)
-    layout = (
-        row.layout.tp_size,
-        row.layout.pp_size,
-        row.layout.dp_size,
-        row.layout.ep_size,
-    )
-    return (*draft, *layout, row.batch_size)
 
 
 class DraftRows(msgspec.Struct, frozen=True, kw_only=True):
