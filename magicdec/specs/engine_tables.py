@@ -204,7 +204,7 @@ class EngineGraphs(EngineTable, frozen=True, kw_only=True):
     """Time in which the host launches a layer of a trained head without any graph."""
     piecewise_layer_s: float = 0.0
     """Another law of piecewise passes: per layer, however long the device takes. Both fit what was
-    measured; the second goes into the width."""
+    measured, so their mean is taken."""
     piecewise_pass_s: float = 0.0
     """Per pass, by the second law."""
     gamma_table_cost: float = 0.0

@@ -206,8 +206,8 @@ def launches(
 
         max(layers · host_layer - pass, 0)
 
-    Another law, per pass and per layer whatever the device takes, fits the same measurements; the
-    difference of the two is the spread.
+    Another law of piecewise passes, per pass and per layer whatever the device takes, fits measured
+    servers as well: the mean of both is taken, and half their difference is the spread.
     """
     graphs = setup.engine.graphs
     outside = np.asarray(1.0)
@@ -221,8 +221,11 @@ def launches(
         host_layer_s = graphs.eager_host_layer_s
     waiting_s = np.maximum(layers * host_layer_s - pass_s, 0.0)
     otherwise_s = graphs.piecewise_s(layers)
-    op = fixed("launches", "overhead", outside * waiting_s)
-    spread_s = outside * np.abs(otherwise_s - waiting_s)
+    middle_s = (waiting_s + otherwise_s) / 2.0
+    if path.graph_mode == "none":
+        middle_s = waiting_s
+    op = fixed("launches", "overhead", outside * middle_s)
+    spread_s = outside * np.abs(otherwise_s - middle_s)
     return [replace(op, spread_s=spread_s)]
 
 
