@@ -286,7 +286,7 @@ def changes_of_draft(
             "a step with drafts costs more than its tokens are worth",
         )
     )
-    kernel = other_kernel(drafted.case, drafted.option, row, row)
+    kernel = other_kernel(drafted.case, row, drafted.option)
     if kernel is not None:
         gain = kernel.gain
         over = Over(gain=gain.speedup, low=gain.low, high=gain.high)

@@ -321,9 +321,6 @@ def _choice(
     for draft in searched:
         if draft.option is not None and draft.option.acceptance.fault:
             faults.append(draft.option.acceptance.fault)
-    kernel = None
-    if shown is not None and (option := searched.origin(shown).option) is not None:
-        kernel = other_kernel(case, option, shown, best)
     return Choice(
         row=best,
         outcome=outcome,
@@ -337,7 +334,7 @@ def _choice(
         outlook=None if shown is None else outlook(chosen, ranking, shown),
         tied=chosen.tied,
         evidence=None if shown is None else searched.evidence(shown),
-        other_kernel=kernel,
+        other_kernel=other_kernel(case, best),
         to_train=to_train,
     )
 

@@ -519,19 +519,21 @@ def verification_line(case: CaseAnswer) -> str:
     return f"{line}; {name} alone {takes} {times}."
 
 
-def kernel_line(choice: Choice) -> str:
-    """Another attention backend that surely gains."""
+def kernel_line(choice: Choice, *, every: bool) -> str:
+    """Another attention backend that surely gains; `every` adds why."""
     other = choice.other_kernel
     if other is None:
         return ""
     gain = other.gain
-    what = "as fast"
-    if not choice.is_speculative:
-        what = "as fast with that draft"
-    return (
-        f"{other.option}: {gain.speedup:.2f}x {what} ({format_interval(gain.low, gain.high)}); "
-        f"{other.reason}."
-    )
+    draft = ""
+    if drafting_of(other.row) != drafting_of(choice.row):
+        draft = f" with {drafting_of(other.row)}"
+    line = f"{other.option}{draft}: {gain.speedup:.2f}x as fast ({format_interval(gain.low, gain.high)})"
+    if every:
+        return f"{line}; {other.reason}."
+    if other.loses_graphs:
+        line += "; piecewise graphs are priced"
+    return f"{line}; no server was measured with both."
 
 
 def _seconds_by_operation(case: CaseAnswer, name: str) -> dict[str, float]:

@@ -64,7 +64,7 @@ KINDS: dict[str, StatementKind] = {
     "acceptance": StatementKind(lambda s: sentences.acceptance_line(s.choice)),
     "where it fits": StatementKind(lambda s: sentences.where_it_fits(s.choice)),
     "at the limit": StatementKind(lambda s: sentences.at_limit(s.plan, s.case)),
-    "kernel": StatementKind(lambda s: sentences.kernel_line(s.choice)),
+    "kernel": StatementKind(lambda s: sentences.kernel_line(s.choice, every=s.every)),
     "assumed": StatementKind(lambda s: s.plan.assumed or ""),
     "tie": StatementKind(lambda s: sentences.tie_line(s.choice)),
     "to train": StatementKind(lambda s: sentences.to_train_line(s.choice)),

@@ -290,26 +290,29 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherKernel(msgspec.Struct, frozen=True, kw_only=True):
-    """Another attention backend of the engine, with which the choice's draft, or the left-out one, surely
-    is faster than the choice."""
+    """Another attention backend of the engine, with which a draft surely is faster than the choice."""
 
     engine: str
     backend: str
     option: str
     """The option that asks for it."""
+    row: Candidate
+    """The draft with it."""
     kernel: str
     usual_kernel: str
     gain: Gain
     """In tokens per second over the choice."""
-    verify_s: float
     usual_verify_s: float
+    """The draft's verification without it."""
+    loses_graphs: bool
+    """Whether steps of several tokens replay no whole captured graph with it."""
     costs: str
     """Its price, in words; empty: nothing is known."""
 
     @property
     def reason(self) -> str:
         """Why it is faster, and what it costs."""
-        verify_ms = format_number(self.verify_s / MILLI)
+        verify_ms = format_number(self.row.step.verify_s / MILLI)
         usual_ms = format_number(self.usual_verify_s / MILLI)
         reason = (
             f"verification takes {verify_ms} ms, not {usual_ms}: {self.kernel} splits a context over the "

@@ -125,6 +125,7 @@ def test_plan_and_export_say_it_too() -> None:
     )
     (line,) = (each.text for each in story_of(plan, plan) if each.kind == "kernel")
     assert line.startswith("--attention-backend FLASHINFER: ")
+    assert len(line) < 160
     written = export("vllm", plan)
     assert written.rstrip().endswith("--attention-backend FLASHINFER")
     assert "attention-backend" not in export("sglang", plan)

@@ -41,6 +41,8 @@ QUESTIONS: dict[str, dict[str, Any]] = {
                                   "engine": "ours", "draft": "self", "acceptance_rate": 0.8, "price": 2},
     "a head that nobody published": {"model": "olmo-2-7b", "hardware": "h100", "batch": 4, "context": "2k",
                                      "draft": "eagle3"},
+    "another kernel": {"model": "llama-3.1-8b", "hardware": "a100", "batch": 32, "context": "8k", "draft": "eagle3",
+                       "gamma": 3, "accept_length": 2.6, "engine": "vllm@0.32"},
     "a draft that accepts nothing": {"model": "qwen3-30b-a3b", "hardware": "a100", "batch": 32, "context": "4k",
                                      "draft": "eagle3", "gamma": 7, "acceptance_rate": 0.0},
 }  # fmt: skip
@@ -119,7 +121,18 @@ CLAIMS = {
         "choice.best_without_draft.decoding.tokens_per_s_per_gpu",
         "choice.best_without_draft.requests.output_tokens_per_s_per_gpu",
     ),
-    "kernel": ("choice.other_kernel", "choice.row.drafting.gamma"),
+    "kernel": (
+        "choice.other_kernel.option",
+        "choice.other_kernel.row.drafting",
+        "choice.other_kernel.row.step.verify_s",
+        "choice.other_kernel.usual_verify_s",
+        "choice.other_kernel.gain",
+        "choice.other_kernel.kernel",
+        "choice.other_kernel.usual_kernel",
+        "choice.other_kernel.loses_graphs",
+        "choice.other_kernel.costs",
+        "choice.row.drafting",
+    ),
     "assumed": ("assumed",),
     "tie": (
         "choice.tied.drafting",
