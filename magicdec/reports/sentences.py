@@ -21,6 +21,7 @@ from magicdec.schema.evidence import LaneEvidence
 from magicdec.schema.plan import CaseAnswer, Choice, OfTask, Outlook, Plan
 from magicdec.schema.request import Request
 from magicdec.schema.row import PLUGIN, Candidate, Drafting
+from magicdec.specs.heads import LIST_DATE
 from magicdec.tasks import NO_TASK, usual_lengths
 from magicdec.units import (
     MILLI,
@@ -92,7 +93,7 @@ def _why_not(choice: Choice) -> str:
 def unpublished(row: Candidate) -> str:
     """Why a draft is not run of which no head for the model is known."""
     kind = method_name(row.draft_method)
-    return f"no {kind} head of this model is known here: one would have to be trained first"
+    return f"no {kind} head of this model is known to magicdec (list of {LIST_DATE})"
 
 
 # Other drafts
@@ -118,12 +119,12 @@ def tie_line(choice: Choice) -> str:
 
 
 def to_train_line(choice: Choice) -> str:
-    """The gain of a draft that would have to be trained first."""
+    """The gain of a draft of which no head for the model is known."""
     row = choice.to_train
     if row is None:
         return ""
     return (
-        f"If one were trained, with the acceptance of other models' heads, {drafting_of(row)} would be "
+        f"With one that accepts like other models' heads, {drafting_of(row)} would be "
         f"{gain_of(row)}."
     )
 

@@ -136,7 +136,7 @@ class Drafting(msgspec.Struct, frozen=True, kw_only=True):
     needs_plugin: bool = False
     """Whether no release of the engine runs the draft: it needs magicdec's plugin."""
     is_hypothetical: bool = False
-    """Whether no such draft is published for the model: one would have to be trained first."""
+    """Whether no such draft is known to be published for the model."""
     marks: list[str] = []
     """Reservations in a few words: "plugin", "trained to 2k"."""
     lane: str = ""

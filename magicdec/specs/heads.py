@@ -17,9 +17,16 @@ from magicdec.naming import METHODS, head_named_in
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.hub import cached_config, hub_config, is_hub_name
 from magicdec.specs.names import model_name, named_models, resolve_name
-from magicdec.specs.speculation import DraftMethod, HeadSpec, load_head
+from magicdec.specs.speculation import (
+    PUBLISHED_HEADS,
+    DraftMethod,
+    HeadSpec,
+    load_head,
+)
 
 HEADS_FILE = Path(__file__).resolve().parent / "data" / "heads.csv"
+LIST_DATE = "2026-11"
+"""Month of the table: a head that it does not have may be published since, or unknown to it."""
 CONFIG = "its config.json"
 NAME = "its name"
 NOISE = re.compile(
@@ -119,6 +126,21 @@ def has_checkpoint(method: str, target: str) -> bool:
     """Whether a draft of a target lies in a checkpoint of its own, as Gemma 4's prediction modules
     do."""
     return METHODS[method].has_checkpoint or bool(heads_of(target, method))
+
+
+def listed_head(checkpoint: str, method: DraftMethod) -> HeadSpec | None:
+    """The usual head of a method with the vocabulary and the length that the table has of a checkpoint. None: it
+    has neither."""
+    known = _by_checkpoint().get(checkpoint.lower())
+    if known is None or (known.draft_vocab_size or known.trained_len) is None:
+        return None
+    usual = PUBLISHED_HEADS.get(method, HeadSpec())
+    return msgspec.structs.replace(
+        usual,
+        method=method,
+        vocab_size=known.draft_vocab_size or usual.vocab_size,
+        max_positions=known.trained_len,
+    )
 
 
 def is_loaded_by(engine: str, checkpoint: str) -> bool:

@@ -65,7 +65,7 @@ def test_a_head_that_nobody_published_is_not_ranked_and_said_to_need_training() 
     (reason,) = [
         each.reason for each in document.needs_acceptance if each.draft == "eagle3"
     ]
-    assert "no EAGLE-3 head of llama-3.1-70b is known here" in reason
+    assert "no EAGLE-3 head of llama-3.1-70b is known to magicdec" in reason
     asked = make_plan(
         PlanRequest(
             model="llama-3.1-70b",

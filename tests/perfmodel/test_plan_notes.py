@@ -17,6 +17,7 @@ from magicdec.perfmodel.plan import explain as notes
 from magicdec.perfmodel.plan.request import Case, DraftOption
 from magicdec.schema.row import Candidate
 from magicdec.specs.engine import load_engine
+from magicdec.specs.speculation import HeadSpec
 from tests.perfmodel.cases import case_of, found_of
 
 
@@ -102,16 +103,16 @@ def test_acceptance_at_another_temperature_or_length_is_noted(
 def test_a_length_beyond_the_trained_one_is_told_with_what_is_accepted_there() -> None:
     case = case_of(draft="eagle3")
     (option,) = case.options
-    own = trained_to(option, 2048)
+    own = dataclasses.replace(trained_to(option, 2048), head=None)
     acceptance = own.acceptance
     plain = notes._length_notes(own, acceptance, 30_000, "")
-    assert "heads are usually trained on up to 2,048 tokens" in plain
+    assert "heads are usually trained on 2,048 to 8,192 tokens" in plain
     shares = [int(each) for each in re.findall(r"(\d+) %", plain)]
     for share, context in zip(shares, (30_000, 2048), strict=True):
         rate = float(acceptance.law.first_rate(budget=None, context=context))
         assert share == round(100 * rate)
     assert notes._length_notes(own, acceptance, 30_000, "why") == f"{plain}; why"
-    named: Any = dataclasses.replace(own, head=object())
+    named: Any = dataclasses.replace(own, head=HeadSpec(max_positions=2048))
     assert "this " in notes._length_notes(named, acceptance, 30_000, "")
 
 

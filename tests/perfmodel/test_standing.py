@@ -292,7 +292,7 @@ def test_a_head_that_nobody_published_is_hypothetical() -> None:
         model, request, engine=load_engine("vllm"), context=2048
     )
     assert [option.is_hypothetical for option in options] == [True]
-    assert "would have to be trained" in lacking[0].reason
+    assert "known to magicdec (list of 2026-11)" in lacking[0].reason
 
 
 @pytest.mark.parametrize(

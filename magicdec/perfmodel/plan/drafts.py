@@ -42,6 +42,7 @@ from magicdec.specs.catalog import (
 )
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.formats import format_name
+from magicdec.specs.heads import listed_head
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.names import catalog_name
 from magicdec.specs.precision import Precision
@@ -141,7 +142,7 @@ def draft_options(
             budgets=_budgets_of(kind, engine, request, usable, context),
             acceptance=acceptance,
             draft_tp_size=request.draft_tp_size,
-            head=head,
+            head=head or listed_head(_checkpoint_of(request, question), kind),
             least_drafts=found.least_drafts,
             multiple=found.multiple,
             tree=request.tree,
@@ -190,6 +191,11 @@ def _standing(
         is_measured=is_measured,
     )
     return standing(asked, target, engine)
+
+
+def _checkpoint_of(request: PlanRequest, question: Question) -> str:
+    """The head that was named, or the published one that the belief knows most of."""
+    return request.draft_name or measured_checkpoint(question)
 
 
 def _refusal(found: Standing, draft: str) -> str:

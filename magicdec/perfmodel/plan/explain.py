@@ -16,6 +16,7 @@ from magicdec.errors import either
 from magicdec.naming import draft_name
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.acceptance.law import LARGEST
+from magicdec.perfmodel.acceptance.trained_length import LONGEST, SHORTEST
 from magicdec.perfmodel.forward import EXPERT_IMBALANCE
 from magicdec.perfmodel.intervals import (
     interval,
@@ -556,6 +557,10 @@ def _origin_notes(case: Case, option: DraftOption, *, is_best: bool) -> Iterator
         yield f"acceptance was measured with {head}: the interval covers other heads of the model"
 
 
+USUAL_RANGE = f"{SHORTEST.length:,.0f} to {LONGEST.length:,.0f}"
+"""Tokens that the usual recipes train a head on."""
+
+
 def _length_notes(
     option: DraftOption,
     measured: AcceptanceProfile,
@@ -567,11 +572,11 @@ def _length_notes(
     name = draft_name(option.draft, option.method)
     here = float(measured.law.first_rate(budget=None, context=context))
     near = float(measured.law.first_rate(budget=None, context=trained))
-    subject = f"{name} heads are usually"
-    if option.head is not None:
-        subject = f"this {name} head is"
+    subject = f"{name} heads are usually trained on {USUAL_RANGE} tokens, and nobody says it of this one"
+    if option.head is not None and option.head.max_positions is not None:
+        subject = f"this {name} head is trained on up to {trained:,} tokens"
     note = (
-        f"{subject} trained on up to {trained:,} tokens: the first drafted token is accepted in "
+        f"{subject}: the first drafted token is accepted in "
         f"{format_percent(here)} of steps at {context:,}, in {format_percent(near)} at {trained:,}"
     )
     if not unavailable:

@@ -342,7 +342,7 @@ class Case:
         return (row.draft, row.draft_method) in given
 
     def is_hypothetical(self, draft: str, method: str) -> bool:
-        """Whether a draft is one that would have to be trained first."""
+        """Whether a draft is one that is not known to be published."""
         return any(
             option.is_hypothetical
             for option in self.options

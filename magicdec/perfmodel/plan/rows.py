@@ -274,7 +274,7 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
             if is_extrapolated[-1]:
                 of_row.append("extrapolated")
             if is_hypothetical:
-                of_row.append("to train")
+                of_row.append("none known")
             marks.append(of_row)
         # the speedup of decoding from which on a draft pays
         least: Any = 1.0

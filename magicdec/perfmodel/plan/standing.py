@@ -26,6 +26,7 @@ from magicdec.specs.engine import (
     version_number,
 )
 from magicdec.specs.heads import (
+    LIST_DATE,
     HeadFacts,
     facts_of,
     facts_of_configuration,
@@ -85,7 +86,7 @@ class Standing(NamedTuple):
 
     answer: Literal["starts", "accepts nothing", "not published", "cannot start"]
     reason: str = ""
-    """Why it does not start, why it accepts next to nothing, or what would have to be trained."""
+    """Why it does not start, why it accepts next to nothing, or that no such head is known."""
     cure: str = ""
     """The thing to do instead, in words."""
     method: DraftMethod | None = None
@@ -202,14 +203,13 @@ def standing(asked: AskedDraft, target: ModelSpec, engine: EngineProfile) -> Sta
         )
     return Standing(
         "not published",
-        f"no {_name(asked.method)} head of {target.name} is known here: one would have to be "
-        "trained first",
+        f"no {_name(asked.method)} head of {target.name} is known to magicdec (list of {LIST_DATE})",
         most_drafts=most,
     )
 
 
 def is_published(target: ModelSpec, method: str) -> bool:
-    """Whether a head of this kind is published for a target."""
+    """Whether a published head of this kind is known for a target."""
     if method == "mtp" and has_module(target):
         return True
     return bool(known_checkpoints(target.name, method) or heads_of(target.name, method))
