@@ -17,6 +17,10 @@ ENGINE_TITLES = {
 """Serving engines, with the versions that exports are written for."""
 
 
+HEADS_LISTED = "2026-11"
+"""Month of the table of heads: one that it does not have may be published since, or be unknown to it."""
+
+
 class Method(msgspec.Struct, frozen=True, kw_only=True):
     """A way to draft. How an engine is asked for it stands in the engine's file."""
 

@@ -8,7 +8,13 @@ import math
 from collections import defaultdict
 
 from magicdec.counts import Z_90
-from magicdec.naming import ENGINE_TITLES, METHODS, draft_name, method_name
+from magicdec.naming import (
+    ENGINE_TITLES,
+    HEADS_LISTED,
+    METHODS,
+    draft_name,
+    method_name,
+)
 from magicdec.reports.words import (
     devices_of,
     drafting_of,
@@ -21,7 +27,6 @@ from magicdec.schema.evidence import LaneEvidence
 from magicdec.schema.plan import CaseAnswer, Choice, OfTask, Outlook, Plan
 from magicdec.schema.request import Request
 from magicdec.schema.row import PLUGIN, Candidate, Drafting
-from magicdec.specs.heads import LIST_DATE
 from magicdec.tasks import NO_TASK, usual_lengths
 from magicdec.units import (
     MILLI,
@@ -93,7 +98,7 @@ def _why_not(choice: Choice) -> str:
 def unpublished(row: Candidate) -> str:
     """Why a draft is not run of which no head for the model is known."""
     kind = method_name(row.draft_method)
-    return f"no {kind} head of this model is known to magicdec (list of {LIST_DATE})"
+    return f"no {kind} head of this model is known to magicdec (list of {HEADS_LISTED})"
 
 
 # Other drafts

@@ -25,8 +25,6 @@ from magicdec.specs.speculation import (
 )
 
 HEADS_FILE = Path(__file__).resolve().parent / "data" / "heads.csv"
-LIST_DATE = "2026-11"
-"""Month of the table: a head that it does not have may be published since, or unknown to it."""
 CONFIG = "its config.json"
 NAME = "its name"
 NOISE = re.compile(

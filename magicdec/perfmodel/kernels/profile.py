@@ -303,8 +303,17 @@ def _by_parts(given: str) -> str | None:
     return those.pop() if len(those) == 1 else None
 
 
+MIG_SLICE = re.compile(r"\b\d+g\.\d+gb\b")
+"""Name of a profile of NVIDIA's MIG."""
+
+
 @lru_cache(maxsize=256)
 def _of_catalog(key: str, given: str) -> HardwareProfile:
+    if MIG_SLICE.search(given.lower()):
+        raise ConfigError(
+            f"'{given}' is a slice of a card: name the whole card, or describe the slice's own memory, "
+            "bandwidth and multiprocessors in a TOML file (docs/extending.md)"
+        )
     stem = _keys().get(key) or _by_parts(given)
     if stem is None:
         raise _unknown_hardware(given)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from magicdec.errors import ConfigError
-from magicdec.naming import ENGINE_TITLES, method_name
+from magicdec.naming import ENGINE_TITLES, HEADS_LISTED, method_name
 from magicdec.perfmodel.acceptance.belief import plain_model
 from magicdec.perfmodel.acceptance.believed import known_checkpoints
 from magicdec.specs.catalog import load_model_spec, models_that_may_draft
@@ -26,7 +26,6 @@ from magicdec.specs.engine import (
     version_number,
 )
 from magicdec.specs.heads import (
-    LIST_DATE,
     HeadFacts,
     facts_of,
     facts_of_configuration,
@@ -203,7 +202,7 @@ def standing(asked: AskedDraft, target: ModelSpec, engine: EngineProfile) -> Sta
         )
     return Standing(
         "not published",
-        f"no {_name(asked.method)} head of {target.name} is known to magicdec (list of {LIST_DATE})",
+        f"no {_name(asked.method)} head of {target.name} is known to magicdec (list of {HEADS_LISTED})",
         most_drafts=most,
     )
 
