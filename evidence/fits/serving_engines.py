@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from evidence import DATA
@@ -54,8 +55,9 @@ SOURCES = {
     "errors.relative_error": "spread of the fitted rows, with each tp left out if that is wider; other_device_error "
     "and other_model_error with each left out in turn",
 }
-PAIRS_SCRIPT = "evidence/fits/speculation.py"
-"""The script whose constants of drafts stay as they are."""
+OTHER_SCRIPTS = ("evidence/fits/speculation.py", "evidence/fits/sglang_speculation.py")
+"""Scripts whose constants of drafts stay as they are."""
+SPLIT = "split_attention_factor"
 DRAFT_PRIORS = {
     "overheads.draft_step_overhead_s": Free(prior=0.2e-3, spread=1.0),
     "overheads.step_overhead_s": Free(prior=1e-3, spread=1.0),
@@ -74,6 +76,35 @@ def rounded(profile: EngineProfile, priors: Iterable[str]) -> EngineProfile:
     if not profile.scheduler.asynchronous_since:
         values["overheads.older_sequence_overhead_s"] = None
     return profile.with_constants(values)
+
+
+def with_one_attention_factor(profile: EngineProfile) -> EngineProfile:
+    """The profile whose kernels that split the context have the factor of others in every version, as the fitted rows'
+    versions have."""
+    before = {
+        bound: {table: dict(values) for table, values in tables.items()}
+        for bound, tables in profile.before.items()
+    }
+    for tables in before.values():
+        tables.get("kernels", {}).pop(SPLIT, None)
+    alone = profile.with_constants({f"kernels.{SPLIT}": None})
+    return msgspec.structs.replace(alone, before=before)
+
+
+def with_own_split_factors(
+    fitted: EngineProfile, shipped: EngineProfile
+) -> EngineProfile:
+    """The fitted profile with the newest versions' own factor, the older ones having the fitted one."""
+    before = fitted.before
+    for bound, tables in shipped.before.items():
+        if SPLIT in tables.get("kernels", {}):
+            own = {SPLIT: fitted.kernels.attention_factor}
+            kernels = before[bound].get("kernels", {}) | own
+            before = before | {bound: before[bound] | {"kernels": kernels}}
+    newest = fitted.with_constants(
+        {f"kernels.{SPLIT}": shipped.kernels.split_attention_factor}
+    )
+    return msgspec.structs.replace(newest, before=before)
 
 
 def report(name: str, what: str, rows: list[ServingRow], predicted: Array) -> None:
@@ -143,7 +174,8 @@ def fit_drafts(
     result: list[EngineProfile] = []
     for profile in profiles:  # vLLM's first
         mine = [row for row in rows if row.engine == profile.name]
-        if PAIRS_SCRIPT in profile.sources.get("draft costs", ""):
+        source = profile.sources.get("draft costs", "")
+        if any(script in source for script in OTHER_SCRIPTS):
             result.append(profile)
             continue
         if mine:
@@ -190,7 +222,10 @@ def fitted_profiles(paths: list[Path]) -> list[EngineProfile]:
     used = without_copies(
         [row for row in rows if row.is_fitted_on and row.engine in SERVING_ENGINES]
     )
-    bases = {name: load_engine(name) for name in SERVING_ENGINES}
+    shipped = {name: load_engine(name) for name in SERVING_ENGINES}
+    bases = {
+        name: with_one_attention_factor(profile) for name, profile in shipped.items()
+    }
     fitted = {
         name: rounded(profile, PRIORS)
         for name, profile in fit_engines(used, bases).items()
@@ -198,7 +233,10 @@ def fitted_profiles(paths: list[Path]) -> list[EngineProfile]:
     errors = errors_of(used, fitted)
     of_engine = {name: [row for row in used if row.engine == name] for name in fitted}
     profiles = [
-        described(fitted[name], of_engine[name], errors[name]) for name in fitted
+        with_own_split_factors(
+            described(fitted[name], of_engine[name], errors[name]), shipped[name]
+        )
+        for name in fitted
     ]
     return fit_drafts(profiles, [row for row in rows if row.metric == "speedup"])
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from evidence import DATA
 from evidence.__main__ import app
+from evidence.fits.serving_engines import with_one_attention_factor
 from evidence.serving import (
     OWN_SPREAD,
     PRIORS,
@@ -308,8 +309,8 @@ def improvement(rows: list[ServingRow], engines: dict[str, EngineProfile]) -> fl
 
 @pytest.mark.slow
 def test_shipped_constants_are_what_a_fit_of_the_shipped_rows_gives():
-    """Further rounds of the fit from the shipped constants lower what it minimises by 1 %: by 5.3 of 525 now, by 5.1 of
-    530 when they were fitted, since the engines' own shares of the memory explain rows that were off before."""
+    """Further rounds of the fit from the shipped constants lower what it minimises by 0.3 %. Its rows' versions have
+    one factor of attention, whether a kernel splits the context or not."""
     rows, _ = read_rows(
         [
             DATA / "servers" / name
@@ -318,8 +319,11 @@ def test_shipped_constants_are_what_a_fit_of_the_shipped_rows_gives():
         ServingRow,
     )
     used = without_copies([row for row in rows if row.is_fitted_on])
-    shipped = {name: load_engine(name) for name in ("vllm", "sglang", "trtllm")}
-    assert improvement(used, shipped) < 0.0105
+    shipped = {
+        name: with_one_attention_factor(load_engine(name))
+        for name in ("vllm", "sglang", "trtllm")
+    }
+    assert improvement(used, shipped) < 0.01
     worse = {
         name: engine.with_constants({"kernels.gemm_factor": 1.2})
         for name, engine in shipped.items()

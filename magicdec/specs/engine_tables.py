@@ -153,6 +153,9 @@ class EngineOverheads(EngineTable, frozen=True, kw_only=True):
     """Relative error (one standard deviation) of `draft_model_layer_s`: which passes are captured
     changes between versions.
     """
+    expert_launch_s: float = 0.0
+    """Per expert that a pass computes on its own: the host waits for the router's choice, so no graph
+    captures it."""
     head_layer_s: float = 0.0
     """Per layer of a trained head's pass, where it is launched outside captured graphs."""
     head_block_overhead_s: float = 0.0

@@ -265,3 +265,27 @@ def test_a_pass_that_is_kept_is_the_one_that_was_asked_for() -> None:
     for one, other in zip(kept, [*anew, *anew], strict=True):
         np.testing.assert_array_equal(one, other)
     assert len({time.tobytes() for time in anew}) >= len(passes) - 2
+
+
+def test_our_runtime_launches_each_chosen_expert_and_captures_none():
+    """One token of each of 48 layers chooses 8 of 128 experts; dense models and engines with fused
+    experts wait for none."""
+    launched = {}
+    for model, engine in (
+        ("qwen3-30b-a3b", "ours"),
+        ("qwen3-8b", "ours"),
+        ("qwen3-30b-a3b", "vllm"),
+    ):
+        run = forward_pass(
+            load_model_spec(model),
+            A100,
+            load_engine(engine),
+            batch=1,
+            query_len=1,
+            kv_len=100,
+        )
+        own = [op.time_s for op in run.ops if op.name == "expert launches"]
+        launched[model, engine] = float(sum(own))
+    each_s = load_engine("ours").overheads.expert_launch_s
+    assert launched.pop(("qwen3-30b-a3b", "ours")) == pytest.approx(48 * 8 * each_s)
+    assert set(launched.values()) == {0.0}

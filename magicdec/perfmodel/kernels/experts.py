@@ -26,7 +26,7 @@ from magicdec.perfmodel.kernels.base import (
     soft_max,
 )
 from magicdec.perfmodel.kernels.gemm import linear, matrix_dtype
-from magicdec.perfmodel.kernels.op import Op, OpTime, Where, operation, total
+from magicdec.perfmodel.kernels.op import Op, OpTime, Where, fixed, operation, total
 from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
 
 FULL_ROWS = 16.0
@@ -204,7 +204,8 @@ def experts(at: Where, work: RankExperts, *, count: Any = 1.0) -> list[Op]:
     When whole experts are divided over ranks, `num_experts` and `num_experts_per_tok` are one
     rank's share, and `own_tokens` those of `tokens` whose hidden states it has itself. By the curve
     of fused kernels where the engine has them and the device's were measured; else the touched
-    experts' weights side by side, each for its share of tokens.
+    experts' weights side by side, each for its share of tokens, and launched by the host where the
+    engine computes one after the other.
     """
     hw, precision = at.hw, at.precision
     tokens = np.asarray(work.tokens, dtype=np.float64)
@@ -228,6 +229,10 @@ def experts(at: Where, work: RankExperts, *, count: Any = 1.0) -> list[Op]:
         linear("down", at, n=work.hidden_size, k=touched * width, **shared),
     ]
     if curve is None:
+        launch_s = at.engine.overheads.expert_launch_s
+        if launch_s:
+            host_s = count * touched * launch_s
+            parts.append(fixed("expert launches", "overhead", host_s))
         return parts
     dtype = matrix_dtype(hw, at.engine, precision)
     work = work._replace(
