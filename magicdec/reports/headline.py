@@ -25,7 +25,7 @@ from magicdec.reports.text import GAMMA, GAMMA_IS, percent, thousands, whole
 from magicdec.schema.plan import GammaTable, Percentiles, Plan, Traffic
 from magicdec.schema.record import BASELINE_MBU_FLOOR, Record
 from magicdec.schema.request import given, plan_command
-from magicdec.schema.row import verdict_of
+from magicdec.schema.row import Gain
 from magicdec.units import INTERVAL, format_interval, format_number, format_seconds
 
 
@@ -244,8 +244,7 @@ def _answer(
             f"No: {draft} is no faster than decoding without a draft ({speedup:.2f}×)"
         )
     low, high = _ends(best)
-    verdict = verdict_of(speedup_low=low, speedup_high=high)
-    if verdict == "pays":
+    if Gain(speedup=speedup, low=low, high=high).verdict == "pays":
         return f"Yes: {draft}, decodes {speedup:.2f}× as fast as without a draft"
     word = "may decode"
     if best is measured:

@@ -42,10 +42,6 @@ from magicdec.units import (
 # --------------------------------------------------------------------------------------------------
 
 
-QUITE_SURE = 0.9
-"""Probability of a gain above which no other draft is suggested."""
-
-
 def first_line(case: CaseAnswer) -> str:
     """The action with its gain and probability, or why no draft is chosen; before it, which
     measured draft does not work."""
@@ -58,7 +54,7 @@ def first_line(case: CaseAnswer) -> str:
         action = f"Serve {where} without a draft{why}."
     else:
         verb = "Serve"
-        if row.gain.probability < QUITE_SURE:
+        if row.verdict != "pays":
             verb = "Try serving"
         action = f"{verb} {where} with {drafting_of(row)}: {gain_of(row)}."
     return " ".join([*choice.faults, action])
@@ -182,7 +178,7 @@ def worth_profiling(plan: Plan, case: CaseAnswer) -> str:
     """A draft of unknown acceptance that pays from a low rate, where no draft surely does."""
     if case is not plan.cases[0]:
         return ""
-    if case.choice.is_speculative and case.choice.row.gain.probability > QUITE_SURE:
+    if case.choice.is_speculative and case.choice.row.verdict == "pays":
         return ""
     if any(METHODS[row.draft_method].is_trained_apart for row in plan.candidates):
         return ""  # a published head is ranked already

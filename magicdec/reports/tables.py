@@ -350,21 +350,22 @@ def environment_table(data: ReportData) -> Table | None:
 
 
 def gamma_table(data: ReportData) -> Table | None:
-    """The plan's best gamma by batch and context; 0 where speculation does not pay."""
+    """The plan's best gamma by batch and context, off where no draft is faster: the cells of the heat
+    map."""
     if data.plan is None:
         return None
     grid = data.plan.gamma_table
     rows = []
     for row, batch in enumerate(grid.batch_sizes):
-        gammas: list[Value] = list(grid.gamma_of_steps[row])
+        gammas: list[Value] = [gamma or "off" for gamma in grid.gamma[row]]
         for place, fits in enumerate(grid.fits[row]):
             if not fits:
                 gammas[place] = None
         start = faster_from(grid.break_even_context[row], grid.context_lens[0])
         rows.append((batch, *gammas, start))
     note = (
-        f"Best γ of {grid.draft_name} for each batch size (rows) and context length (columns); 0 = "
-        "draft nothing; empty = does not fit in memory."
+        f"Best γ of {grid.draft_name} for each batch size (rows) and context length (columns); empty: "
+        "does not fit in memory."
     )
     columns = [BATCH]
     for context in grid.context_lens:

@@ -249,8 +249,8 @@ def _print_further_tables(console: Console, case: CaseAnswer) -> None:
     _print_rows(console, "layouts of a replica, each at its best", case.layouts)
     if any(map(any, case.gamma_table.gamma)):
         console.print(
-            f"gamma of {case.gamma_table.draft_name} by batch and context; 0: "
-            "off, ?: unclear, !: slower than without it, -: no room",
+            f"gamma of {case.gamma_table.draft_name} by batch and context; "
+            "?: less than 90 % likely to pay, -: no room",
             style="bold",
         )
         console.print(_gamma_table(case.gamma_table, console.width))
@@ -467,14 +467,11 @@ def _gamma_table(table: GammaTable, width: int) -> RichTable:
 def _gamma_cell(table: GammaTable, row: int, column: int, *, wide: bool) -> str:
     if not table.fits[row][column]:
         return "-"
-    gamma = table.gamma_of_steps[row][column]
-    pays = table.gamma[row][column] > 0
-    mark = ""
-    if table.verdict[row][column] == "unclear":
-        mark = "?"
-    elif gamma and not pays:
-        mark = "!"
-    if not wide or not pays:
+    gamma = table.gamma[row][column]
+    if not gamma:
+        return "off"
+    mark = "?" if table.verdict[row][column] == "unclear" else ""
+    if not wide:
         return f"{gamma}{mark}"
     speedup = table.speedup[row][column]
     return f"{gamma}{mark} ({speedup:.2f})"

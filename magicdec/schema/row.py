@@ -24,18 +24,21 @@ PLUGIN = "--plugin"
 Gamma = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 
 
-def verdict_of(*, speedup_low: float, speedup_high: float) -> Verdict:
-    """Decide whether speculation pays at one load, by the one definition of all tables, figures and
-    exports.
+SURELY = 0.9
+"""Probability from which a draft is said to pay."""
 
-    It pays where the speedup's 90 % interval lies above 1, and does not pay where it does not reach
-    above 1; else it is unclear. Another batch may give more throughput:
-    `speedup_vs_best_autoregressive` states that separately.
+
+def verdict_of(chance: float) -> Verdict:
+    """Decide whether speculation pays at one load from the probability of a speedup above 1, by the one
+    definition of all sentences, tables, figures and exports.
+
+    It pays where that is 90 % or more, and does not where it is 10 % or less; else it is unclear.
+    Another batch may give more throughput: `speedup_vs_best_autoregressive` states that separately.
     """
-    if speedup_high <= 1.0:
-        return "does not pay"
-    if speedup_low > 1.0:
+    if chance >= SURELY:
         return "pays"
+    if chance <= 1.0 - SURELY:
+        return "does not pay"
     return "unclear"
 
 
@@ -51,7 +54,7 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        return verdict_of(speedup_low=self.low, speedup_high=self.high)
+        return verdict_of(self.probability)
 
     @property
     def probability(self) -> float:

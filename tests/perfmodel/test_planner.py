@@ -26,7 +26,7 @@ from magicdec.reports.data import ReportData
 from magicdec.reports.headline import headline_of
 from magicdec.reports.several import to_buy
 from magicdec.schema.plan import CaseAnswer
-from magicdec.schema.row import verdict_of
+from magicdec.schema.row import Gain
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SpeculationSpec
@@ -375,14 +375,16 @@ def test_a_context_that_the_model_cannot_read_refuses_itself_alone() -> None:
 
 
 def test_the_verdict() -> None:
+    """A log-normal of this interval has 90 % above 1 from 1.2816 deviations on."""
     cases = {
-        (1.1, 1.5): "pays",
-        (0.9, 1.5): "unclear",
-        (0.5, 0.9): "does not pay",
-        (1.0, 1.0): "does not pay",
+        (1.2, 1.1, 1.5): "pays",
+        (1.2, 0.96, 1.5): "pays",
+        (1.2, 0.93, 1.5): "unclear",
+        (0.7, 0.5, 0.9): "does not pay",
+        (1.0, 1.0, 1.0): "does not pay",
     }
     assert {
-        ends: verdict_of(speedup_low=ends[0], speedup_high=ends[1]) for ends in cases
+        ends: Gain(speedup=ends[0], low=ends[1], high=ends[2]).verdict for ends in cases
     } == cases
 
 

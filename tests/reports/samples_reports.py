@@ -34,7 +34,6 @@ from magicdec.schema.row import (
     TokenCost,
     columns,
     nested,
-    verdict_of,
 )
 
 ENVIRONMENT = Environment(
@@ -268,7 +267,9 @@ def gamma_table() -> GammaTable:
         speedup=[[s for s, _ in row] for row in best],
         verdict=[
             [
-                verdict_of(speedup_low=s * 0.92, speedup_high=s * 1.08 if g else 1)
+                Gain(speedup=s, low=s * 0.92, high=s * 1.08).verdict
+                if g
+                else "does not pay"
                 for s, g in row
             ]
             for row in best

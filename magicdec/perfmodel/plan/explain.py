@@ -437,18 +437,19 @@ def _table_notes(answer: CaseAnswer) -> Iterator[str]:
     """
     table = answer.gamma_table
     best = answer.best
-    if table.gamma_set_up is None or table.idle_speedup is None:
+    if table.speedup_set_up is None:
         return
     column = table.context_lens.index(best.context_len)
     count = table.batch_sizes.index(best.batch_size) + 1
-    gammas = [row[column] for row in table.gamma_set_up[:count]]
     lost = []
-    for row, gamma in zip(table.idle_speedup[:count], gammas, strict=True):
-        if gamma == 0:
-            lost.append(1.0 - row[column])
+    for gammas, speedups in zip(
+        table.gamma[:count], table.speedup_set_up[:count], strict=True
+    ):
+        if gammas[column] == 0:
+            lost.append(1.0 - speedups[column])
     if lost:
         yield (
-            f"where the table says gamma 0, the loaded draft still costs up to {format_percent(max(lost))} of "
+            f"where the table says off, the loaded draft still costs up to {format_percent(max(lost))} of "
             "the speed of an engine without it"
         )
 

@@ -39,12 +39,9 @@ from magicdec.schema.plan import (
     Operation,
 )
 from magicdec.schema.row import Candidate, verdict_of
-from magicdec.units import INTERVAL_ENDS
 
 NUM_BREAK_EVEN_CONTEXTS = 65
-VERDICTS = np.vectorize(
-    lambda low, high: verdict_of(speedup_low=low, speedup_high=high)
-)
+VERDICTS = np.vectorize(verdict_of)
 TABLE_BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
 TABLE_CONTEXTS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
@@ -145,12 +142,11 @@ def gamma_table(
     decoding = by_cell(cells.full(cells.speedup))
     decoding_low = cells.full(bounds.speedup_low)
     decoding_high = cells.full(bounds.speedup_high)
-    low = decoding_low
-    high = decoding_high
+    gains = bounds.gains
     requests = _requests(case, cells)
     if requests is not None:
-        low, high = requests.gains(bounds.gains).quantiles(INTERVAL_ENDS)
-    verdicts = VERDICTS(by_cell(low), by_cell(high))
+        gains = requests.gains(gains)
+    verdicts = VERDICTS(by_cell(gains.above()))
     gamma = cells.points.gamma.reshape(pays.shape)
     fits = cells.full(cells.memory.fits).reshape(pays.shape)
     least = cells.full(cells.break_even_gen_len).reshape(pays.shape)

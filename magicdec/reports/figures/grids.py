@@ -26,7 +26,7 @@ from magicdec.reports.figures.chart import (
 from magicdec.reports.text import GAMMA, compact_tokens, percent, thousands
 from magicdec.schema.plan import TrafficLoad
 from magicdec.schema.record import Record
-from magicdec.schema.row import Verdict, verdict_of
+from magicdec.schema.row import Gain, Verdict
 from magicdec.units import MILLI, format_count, format_number
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
     _grid_axes(axes, grid)
     caption = (
         f"{grid.word} speedup of the best γ (in small print) over autoregressive decoding at the "
-        "same batch. Blue gains, orange loses; the heavy line is around what pays; ?: unclear"
+        "same batch. Blue gains, orange loses; the heavy line is around what pays; ?: less than 90 % likely"
         f"{_hole(grid)}."
     )
     if data.plan is not None and data.plan.request.gen_len:
@@ -171,11 +171,12 @@ def _best_cells(rows: Sequence[Record]) -> dict[tuple[int, int], GridCell]:
         if not row.is_speculative or not row.speedup:
             continue
         place = (row.batch_size, row.context_len)
-        verdict = verdict_of(
-            speedup_low=row.speedup_low or row.speedup,
-            speedup_high=row.speedup_high or row.speedup,
+        gain = Gain(
+            speedup=row.speedup,
+            low=row.speedup_low or row.speedup,
+            high=row.speedup_high or row.speedup,
         )
-        cell = GridCell(row.speedup, row.gamma, verdict)
+        cell = GridCell(row.speedup, row.gamma, gain.verdict)
         best[place] = max(best.get(place, cell), cell)
     return best
 
