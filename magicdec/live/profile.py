@@ -28,6 +28,7 @@ from magicdec.perfmodel.acceptance.fit import (
 )
 from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
 from magicdec.schema.record import Record, current_environment
+from magicdec.units import format_percent
 
 ODD = 0.5
 """An engine whose first drafts are accepted less than this share of the others' times is no part of their
@@ -111,8 +112,8 @@ def without_odd_engines(observation: Observation, draft: ServedDraft) -> Observa
         if rate + SURELY * error < ODD * usual:
             odd.append(part)
             faults.append(
-                f"engine {part.target.replica} accepts {rate:.0%} of its first drafts, the others "
-                f"{usual:.0%}; all below is of the others; {CAUSES}"
+                f"engine {part.target.replica} accepts {format_percent(rate)} of its first drafts, the others "
+                f"{format_percent(usual)}; all below is of the others; {CAUSES}"
             )
     rest = [part for part in observation.parts if part not in odd]
     if not odd or not rest:
