@@ -81,7 +81,7 @@ def check_command(
     strict: Annotated[
         bool,
         option(
-            "Exit with 1 where a change gains more than its uncertainty.", "--strict"
+            "Exit with 1 where it does not start, or a change surely gains.", "--strict"
         ),
     ] = False,
     values: Annotated[
@@ -127,7 +127,8 @@ def check_command(
     result = check(read, load)
     document = msgspec.to_builtins(result) | {"headline": result.headline}
     print_as(output_format, document, document["changes"], lambda: _print(result))
-    if strict and any(change.is_sure for change in result.changes):
+    is_faulty = bool(result.problems) or any(each.is_sure for each in result.changes)
+    if strict and is_faulty:
         raise typer.Exit(1)
 
 

@@ -5,6 +5,7 @@ and how many are served at once. All times are a plan's.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +26,14 @@ from magicdec.live.options import (
     takes_draft,
     without_draft,
 )
-from magicdec.live.settings import USUAL_OUTPUT, Change
+from magicdec.live.settings import (
+    NOTEWORTHY,
+    USUAL_OUTPUT,
+    Change,
+    Served,
+    costs_of,
+    staying_times,
+)
 from magicdec.naming import draft_name
 from magicdec.perfmodel.intervals import engine_error
 from magicdec.perfmodel.plan.draws import Draws, draws_of
@@ -45,8 +53,6 @@ from magicdec.specs.serve_command.speculation import UNKNOWN_DRAFTS
 from magicdec.specs.speculation import MAX_GAMMA, OWN_METHOD
 from magicdec.units import INTERVAL_ENDS, format_count, format_percent
 
-NOTEWORTHY = 1.02
-"""Gains below this are not named."""
 LIGHT_LOADS = (1, 4, 16)
 """Batches at which a table by batch is compared, in addition to the requested one."""
 UNMEASURED_FORMS = {"dflash2": "DFlash2", "lilicorr": "LiLiCorr", "xpress": "XPress"}
@@ -119,17 +125,25 @@ class OwnDraft(NamedTuple):
         deepest = min(self.row.gamma, MAX_GAMMA)
         return every_gamma(self.case, chain, here, deepest=deepest)
 
-    def best_at(self, batch: int) -> tuple[int, Over]:
-        """The best gamma at a batch, 0 among them, and its gain over the command's there."""
-        rows = self.gammas(batch).rows
-        now = next(row for row in rows if row.gamma == self.row.gamma)
-        best = max(rows, key=lambda row: row.rate)
-        if best.gain.speedup < 1.0:
-            return 0, over_draft(now)
-        return best.gamma, self.over(best, now)
+    def best_at(self, batch: int) -> int:
+        """The best gamma at a batch, 0 among them."""
+        best = max(self.gammas(batch).rows, key=lambda row: row.rate)
+        return best.gamma if best.gain.speedup >= 1.0 else 0
+
+    def over_gamma(self, batch: int, gamma: int, now: int) -> Over:
+        """The gain at a batch of a gamma over another one, 0 for no draft."""
+        rows = {row.gamma: row for row in self.gammas(batch).rows}
+        if now == gamma:
+            return Over(1.0, 1.0, 1.0)
+        if gamma == 0:
+            return over_draft(rows[now])
+        if now == 0:
+            gain = rows[gamma].gain
+            return Over(gain.speedup, gain.low, gain.high, gain.probability)
+        return self.over(rows[gamma], rows[now])
 
     def over(self, row: Candidate, now: Candidate) -> Over:
-        """Another gamma's rate over that of the command's own, as a chain over its tree too.
+        """A gamma's rate over that of another one, as a chain over a tree too.
 
         The interval is that of decoding (advice.py), whose part of a request's time is what differs.
         Tree and chain share the errors of acceptance and kernels, so the tree's law and the engine's
@@ -137,7 +151,7 @@ class OwnDraft(NamedTuple):
         """
         gain = row.rate / now.rate
         setup = self.case.setup(self.option)
-        gamma = self.row.gamma
+        gamma = now.gamma
         tree = self.option.tree
         if tree is not None:
             error = float(tree_error(tree, gamma))
@@ -244,10 +258,17 @@ def own_draft(
 # Another draft
 
 
+class DraftChange(NamedTuple):
+    """Another way to draft, and what would then run."""
+
+    change: Change
+    served: Served
+
+
 def changes_of_draft(
     command: ServeCommand, drafted: OwnDraft, free: Answer
-) -> list[Change]:
-    """Another gamma, no draft, another kernel, another draft, or gamma by batch; `free`: every draft's answer."""
+) -> list[DraftChange]:
+    """Another gamma, no draft, and another draft; `free`: every draft's answer."""
     speculation = command.speculation
     assert speculation is not None
     row = drafted.row
@@ -255,7 +276,10 @@ def changes_of_draft(
     chains = [chain for chain in own.rows if chain.fits]
     best = max(chains, key=lambda chain: chain.rate, default=row)
     changes = []
+    words = ""
     if speculation.tree is not None:
+        words = f"Draft a chain of {format_count(best.gamma, 'token')}, not a tree of {row.gamma}"
+        option = f"--speculative-eagle-topk 1 {gamma_option(command, best.gamma)}"
         reason = (
             f"{best.drafting.tokens_per_step:.2f} tokens per step for "
             f"{row.drafting.tokens_per_step:.2f}"
@@ -264,54 +288,54 @@ def changes_of_draft(
             if chain.gamma == row.gamma != best.gamma:
                 gain = chain.rate / row.rate
                 reason += f"; a chain of {chain.gamma}: {gain:.2f}x"
-        changes.append(
-            drafted.over(best, row).change(
-                f"Draft a chain of {format_count(best.gamma, 'token')}, not a tree of {row.gamma}",
-                f"--speculative-eagle-topk 1 {gamma_option(command, best.gamma)}",
-                reason,
-            )
-        )
     elif best.gamma != row.gamma:
-        changes.append(
-            drafted.over(best, row).change(
-                f"Draft {format_count(best.gamma, 'token')} per step, not {row.gamma}",
-                gamma_option(command, best.gamma),
-                _steps(best, row),
-            )
-        )
-    changes.append(
-        over_draft(row).change(
-            f"Do not speculate at {format_count(row.batch_size, 'user')}",
-            without_draft(command),
-            "a step with drafts costs more than its tokens are worth",
-        )
+        words = f"Draft {format_count(best.gamma, 'token')} per step, not {row.gamma}"
+        option = gamma_option(command, best.gamma)
+        reason = _steps(best, row)
+    if words:
+        chain_option = replace(drafted.option, tree=None)
+        served = Served(case=drafted.case, option=chain_option, row=best)
+        change = drafted.over(best, row).change(words, option, reason)
+        changes.append(DraftChange(change, served))
+    alone = free.document.autoregressive
+    change = over_draft(row).change(
+        f"Do not speculate at {format_count(row.batch_size, 'user')}",
+        without_draft(command),
+        "a step with drafts costs more than its tokens are worth",
     )
-    kernel = other_kernel(drafted.case, row, drafted.option)
-    if kernel is not None:
-        gain = kernel.gain
-        over = Over(gain=gain.speedup, low=gain.low, high=gain.high)
-        option = kernel.option
-        asked = command.attention_backend
-        written = [
-            f"{name} {value}"
-            for name, value in command.read.items()
-            if asked and "attention" in name and value.lower() == asked.lower()
-        ]
-        if written:
-            option = f"leave out {' '.join(written)}; {option}"
-        changes.append(
-            over.change(f"Verify with {kernel.backend}", option, kernel.reason)
-        )
+    served = Served(case=free.case, option=None, row=alone)
+    changes.append(DraftChange(change, served))
     others = []
     for other in free.drafted:
-        if (other.draft, other.draft_method) != (row.draft, row.draft_method):
+        is_own = (other.draft, other.draft_method) == (row.draft, row.draft_method)
+        if not is_own or other.draft_budget != row.draft_budget:
             others.append(other)
     plain, *of_drafts = free.searched
     draws = draws_of(drafted.case, [plain, own, *of_drafts], row)
-    changes += best_draft(command, others, row, "Draft", draws)
-    if not speculation.by_batch:
-        changes += _by_batch(command, drafted)
-    return changes
+    return [*changes, *best_draft(command, free, others, row, "Draft", draws)]
+
+
+def change_of_kernel(
+    command: ServeCommand, drafted: OwnDraft
+) -> tuple[Change, ServeCommand] | None:
+    """Another attention backend with which the draft is faster, and the command with it."""
+    kernel = other_kernel(drafted.case, drafted.row, drafted.option)
+    if kernel is None:
+        return None
+    gain = kernel.gain
+    over = Over(gain=gain.speedup, low=gain.low, high=gain.high)
+    option = kernel.option
+    asked = command.attention_backend
+    written = [
+        f"{name} {value}"
+        for name, value in command.read.items()
+        if asked and "attention" in name and value.lower() == asked.lower()
+    ]
+    if written:
+        option = f"leave out {' '.join(written)}; {option}"
+    change = over.change(f"Verify with {kernel.backend}", option, kernel.reason)
+    other = msgspec.structs.replace(command, attention_backend=kernel.backend)
+    return change, other
 
 
 def changes_instead(
@@ -320,32 +344,34 @@ def changes_instead(
     request: PlanRequest,
     model: ModelSpec,
     free: Answer,
-) -> list[Change]:
+) -> list[DraftChange]:
     """The draft to use in place of one that cannot be started, compared with no draft: the command's
     checkpoint by the method and depth that it has, and the best of the other drafts."""
-    changes: list[Change] = []
+    changes: list[DraftChange] = []
     others = free.drafted
     alone = free.document.autoregressive
     if found.method is not None:
         asked = without_acceptance(request, draft=found.method, gamma=None)
+        own = answered(asked, model, [])[0][0]
         rows = []
-        for row in answered(asked, model, [])[0][0].drafted:
+        for row in own.drafted:
             if found.most_drafts is None or row.gamma <= found.most_drafts:
                 rows.append(row)
-        changes += best_draft(command, rows, alone, "Draft")
+        changes += best_draft(command, own, rows, alone, "Draft")
         others = [row for row in others if row.draft_method != found.method]
-    return [*changes, *best_draft(command, others, alone, "Speculate")]
+    return [*changes, *best_draft(command, free, others, alone, "Speculate")]
 
 
 def best_draft(
     command: ServeCommand,
+    answer: Answer,
     rows: Sequence[Candidate],
     now: Candidate,
     verb: str,
     draws: Draws | None = None,
-) -> list[Change]:
-    """The best row that runs of some drafts, over what runs now; `draws`: of all of them and of what
-    runs now, where that is a draft. Drafts share errors of costs and of acceptance, so the interval
+) -> list[DraftChange]:
+    """The best row that runs of an answer's drafts, over what runs now; `draws`: of all of them and of
+    what runs now, where that is a draft. Drafts share errors of costs and of acceptance, so the interval
     between two is of draws of both."""
     able = []
     for row in rows:
@@ -373,13 +399,100 @@ def best_draft(
     reason = f"{_steps(best, now)}. {acceptance_of(best.drafting)}"
     if package:
         reason += f" {package[0].upper()}{package[1:]}."
-    return [
-        over.change(
-            f"{verb} with {name}, {format_count(best.gamma, 'token')} per step",
-            draft_option(command, best),
-            reason,
+    change = over.change(
+        f"{verb} with {name}, {format_count(best.gamma, 'token')} per step",
+        draft_option(command, best),
+        reason,
+    )
+    option = answer.searched.origin(best).option
+    served = Served(case=answer.case, option=option, row=best)
+    return [DraftChange(change, served)]
+
+
+def weighed(
+    command: ServeCommand, now: Served, drafts: Sequence[DraftChange]
+) -> list[Change]:
+    """The ways to draft that are worth a line, as alternatives to each other, and the settings that the
+    one which gains most then needs.
+
+    Gains are of the server's own path without the settings that other advice leaves out.
+    """
+    now_times = staying_times(command, now)
+    worth = []
+    for change, served in drafts:
+        times = now_times / staying_times(_drafting(command, served), served)
+        scaled = msgspec.structs.replace(
+            change,
+            gain=(change.gain or 0.0) * times,
+            gain_low=(change.gain_low or 0.0) * times,
+            gain_high=(change.gain_high or 0.0) * times,
         )
+        if scaled.is_advice:
+            worth.append(DraftChange(scaled, served))
+    if not worth:
+        return []
+    most, served = max(worth, key=lambda each: each.change.gain or 0.0)
+    ordered = in_order([each.change for each in worth])
+    alternatives = [
+        msgspec.structs.replace(change, is_alternative=place > 0)
+        for place, change in enumerate(ordered)
     ]
+    costs = costs_of(command, now).changes
+    named = {change.change for change in costs if change.is_advice}
+    needed = []
+    for change in costs_of(_drafting(command, served), served).changes:
+        if change.kind != "exactness" and change.change not in named:
+            reason = f"{change.reason}, once this is made: {most.change}"
+            needed.append(msgspec.structs.replace(change, reason=reason))
+    return [*alternatives, *needed]
+
+
+def _drafting(command: ServeCommand, served: Served) -> ServeCommand:
+    """The command with what would run in place of its own draft."""
+    speculation = command.speculation
+    row = served.row
+    if speculation is not None and speculation.draft in (row.draft, row.draft_method):
+        return command
+    return msgspec.structs.replace(command, speculation=None)
+
+
+def advised(changes: Sequence[Change]) -> list[Change]:
+    """The changes that are worth a line, in order, each once: of those that differ by a size the largest
+    size, which does for the others."""
+    by_words: dict[str, Change] = {}
+    for change in changes:
+        if change.is_advice:
+            words = re.sub(r"\d+", "", f"{change.change} {change.option}")
+            same = by_words.get(words, change)
+            largest = max(same, change, key=lambda each: _size(each.change))
+            by_words[words] = msgspec.structs.replace(
+                same, change=largest.change, option=largest.option
+            )
+    return in_order(list(by_words.values()))
+
+
+def _size(text: str) -> int:
+    return max(map(int, re.findall(r"\d+", text)), default=0)
+
+
+def in_order(changes: Sequence[Change]) -> list[Change]:
+    """What loses exactness; what surely gains, the most first; what may gain, the most first; what
+    surely costs and has no price; then what gains the first token alone, and what gains at another load
+    or on other devices."""
+
+    def place(change: Change) -> tuple[int, float]:
+        gain = -(change.gain or 0.0)
+        if change.kind == "exactness":
+            return 0, gain
+        if not change.is_here:
+            return 5, gain
+        if change.is_of_first_token:
+            return 4, gain
+        if change.gain is None:
+            return 3, gain
+        return 1 if change.is_sure else 2, gain
+
+    return sorted(changes, key=place)
 
 
 def _steps(row: Candidate, now: Candidate) -> str:
@@ -391,24 +504,28 @@ def _steps(row: Candidate, now: Candidate) -> str:
     )
 
 
-def _by_batch(command: ServeCommand, drafted: OwnDraft) -> list[Change]:
-    """A table of gammas by batch, weighed where it differs most from one gamma."""
-    if drafted.option.tree is not None:
+def table_by_batch(command: ServeCommand, drafted: OwnDraft) -> list[Change]:
+    """A table of gammas by batch, weighed where it differs most from the best gamma of this load."""
+    speculation = command.speculation
+    assert speculation is not None
+    if drafted.option.tree is not None or speculation.by_batch:
         return []
     here = drafted.row.batch_size
-    gammas: dict[int, int] = {}
+    gammas = {here: drafted.best_at(here)}
     over: dict[int, Over] = {}
-    for batch in (*(batch for batch in LIGHT_LOADS if batch < here), here):
-        gammas[batch], over[batch] = drafted.best_at(batch)
+    for batch in LIGHT_LOADS:
+        if batch < here:
+            gammas[batch] = drafted.best_at(batch)
+            over[batch] = drafted.over_gamma(batch, gammas[batch], gammas[here])
+    gammas = dict(sorted(gammas.items()))
     option = table_option(command, gammas, drafted.row.context_len)
     if len(set(gammas.values())) == 1 or not option:
         return []
     cost, cost_low, cost_high = drafted.case.engine.table_costs(drafted.row.draft)
-    gains = [of_batch.gain for of_batch in over.values()]
+    gains = [1.0, *(of_batch.gain for of_batch in over.values())]
     if statistics.geometric_mean(gains) < NOTEWORTHY * (1.0 + cost):
         return []
-    light = [batch for batch in over if batch < here]
-    batch = max(light, key=lambda batch: over[batch].gain)
+    batch = max(over, key=lambda batch: over[batch].gain)
     most = over[batch]
     bands = ", ".join(f"{batch}: {gamma}" for batch, gamma in gammas.items())
     reason = "few sequences leave more room for drafts"
@@ -436,12 +553,21 @@ def _by_batch(command: ServeCommand, drafted: OwnDraft) -> list[Change]:
 # Another number of sequences at once
 
 
+class BatchAdvice(NamedTuple):
+    """How many sequences to serve at once."""
+
+    changes: list[Change]
+    notes: list[str]
+    serves: int | None = None
+    """The most sequences to admit, by the command's option, in place of fewer."""
+
+
 def changes_of_batch(
     command: ServeCommand,
     users: int,
     request: PlanRequest,
     model: ModelSpec,
-) -> list[Change]:
+) -> BatchAdvice:
     """More devices for users that do not fit, and a most of sequences below them or above what fits;
     `users` 0: it is not known how many there are."""
     alone = without_acceptance(request, draft="none", gamma=None)
@@ -449,41 +575,46 @@ def changes_of_batch(
     fits = int(most_that_fit(first.case)) * command.dp_size
     now = first.document.best
     most = command.most_sequences
-    changes = []
+    advice = BatchAdvice([], [])
     if users > fits:
-        changes += _more_devices(command, alone, users, now)
+        advice.changes.extend(_more_devices(command, alone, users, now))
     if most is not None and most > fits:
-        expected = Change(
-            change=f"Expect {fits} sequences at once, not {most}",
-            option=batch_option(command, fits),
-            reason=f"more do not fit at {request.context_lens[0]} tokens: they wait, or are "
-            "preempted and computed again",
-            gain=None,
-        )
         if users > fits and command.engine in PREEMPTING:
             # no request's prompt is read again, or each one's once
             output_s = (request.gen_len or USUAL_OUTPUT) * now.tpot_s
             again = now.decoding.ttft_s / (now.decoding.ttft_s + output_s)
-            expected = msgspec.structs.replace(
-                expected,
+            expected = Change(
+                change=f"Expect {fits} sequences at once, not {most}",
+                option=batch_option(command, fits),
+                reason=f"more do not fit at {request.context_lens[0]} tokens: they are preempted and "
+                "computed again",
                 gain=1.0 + again / 2.0,
                 gain_low=1.0,
                 gain_high=1.0 + again,
                 kind="cost",
             )
-        changes.append(expected)
-    served = min(users, fits)
-    if most is not None and served > most:
-        wider = (served // command.dp_size,)
-        row = make_plan(msgspec.structs.replace(alone, batch_sizes=wider)).best
-        changes.append(
-            _throughput(row, now).change(
-                f"Serve {format_count(served, 'user')} at once, not {most}",
-                batch_option(command, served),
-                "the others wait; each token then takes longer",
+            advice.changes.append(expected)
+        else:
+            fit = format_count(fits, "sequence")
+            advice.notes.append(
+                f"{fit} of {request.context_lens[0]} tokens fit at once, not {most}: others wait, or are "
+                f"preempted ({batch_option(command, fits)})"
             )
-        )
-    return changes
+    served = min(users, fits)
+    if most is None or served <= most:
+        return advice
+    wider = (served // command.dp_size,)
+    row = make_plan(msgspec.structs.replace(alone, batch_sizes=wider)).best
+    option = batch_option(command, served)
+    change = _throughput(row, now).change(
+        f"Serve {format_count(served, 'user')} at once, not {most}",
+        option,
+        "the others wait; each token then takes longer",
+    )
+    if not change.is_advice:
+        return advice
+    advice.changes.append(change)
+    return advice._replace(serves=int(option.rpartition(" ")[2]))
 
 
 def _more_devices(

@@ -4,7 +4,7 @@ gain. All times are a plan's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,16 +13,19 @@ import numpy as np
 
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.live.changes import (
-    NOTEWORTHY,
+    advised,
     best_draft,
+    change_of_kernel,
     changes_instead,
     changes_of_batch,
     changes_of_draft,
     own_draft,
+    table_by_batch,
+    weighed,
     without_acceptance,
 )
 from magicdec.live.options import batch_option
-from magicdec.live.settings import Change, Served, costs_of, slowed, unpriced_costs
+from magicdec.live.settings import Change, Served, costs_of, slowed
 from magicdec.naming import head_named_in
 from magicdec.perfmodel.kernels.profile import counted, is_file, load_hardware
 from magicdec.perfmodel.memory import capacity_bytes, memory_need
@@ -54,7 +57,7 @@ from magicdec.specs.rules import Finding, FindingKind, finding, unlisted_model
 from magicdec.specs.serve_command import ServeCommand, Speculation
 from magicdec.specs.speculation import OWN_METHOD
 from magicdec.tasks import usual_lengths
-from magicdec.units import GIB, format_count
+from magicdec.units import GIB, format_count, format_percent
 
 USUAL_HARDWARE = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-192gb", "b300-sxm-288gb")
 """Devices of which the first that holds the model is assumed, where neither the command nor its user
@@ -124,9 +127,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     without_draft: Candidate | None
     """The server without its draft, set alike."""
     changes: list[Change]
-    """Settings that surely cost first, then those that lose exactness, then gains, the surest of the
-    largest first: of those to the draft one can be made, and after it no other gains. Chances, and
-    changes without a price, last."""
+    """What to change, in the order of `in_order`; of a server that does not start only what mends it."""
     problems: list[str]
     """Settings with which the server does not start."""
     asked: list[str]
@@ -136,25 +137,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first(self) -> Change | None:
-        """The change to make at this load, on these devices; None: the command does not run, or none
-        gains rather than loses."""
-        if self.as_it_is is None and self.problems:
-            return None
-        for change in self.changes:
-            if change.kind != "gain" or (change.is_likely and change.is_here):
-                return change
-        return None
-
-    @property
-    def why_keep(self) -> str:
-        """Why none of the changes is to be made first."""
-        if self.as_it_is is None:
-            return "its own draft is not priced"
-        if any(change.needs_gpus is not None for change in self.changes):
-            return "no change gains on these devices"
-        if any(change.gain is not None for change in self.changes):
-            return "no change is likely to gain"
-        return "no change gains"
+        """The change to make at this load, on these devices; None: none is worth it."""
+        return next((change for change in self.changes if change.is_here), None)
 
     @property
     def headline(self) -> str:
@@ -172,45 +156,17 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         change = self.first
         if change is None and self.without_draft is None:
             return "Not priced: it is partly on the host, which is not modelled."
+        if change is None and self.as_it_is is None:
+            return f"{condition}Keep it as it is: its own draft is not priced."
         if change is None:
-            return f"{condition}Keep it as it is: {self.why_keep}."
+            return f"{condition}Keep it as it is: no change here is likely to gain 2 %."
         if change.gain is None:
             return f"{condition}{change.change}: {change.reason}."
-        gain = f"{change.gain:.2f}x (90 %: {change.gain_low:.2f} to {change.gain_high:.2f})"
-        if change.is_sure or change.kind == "cost":
-            return f"{condition}{change.change}: {gain}."
-        return f"{condition}{change.change}: {gain}; unsure, measure first."
-
-
-def in_order(changes: Sequence[Change]) -> list[Change]:
-    """Settings that surely cost, that lose exactness, then changes that gain at this load, at
-    another, and those without a price.
-
-    Of gains the surest first, by the lower end of its interval; but the largest, and those that
-    come within `NOTEWORTHY` of it, before the others, so nothing is left to gain after the first.
-    Chances come last.
-    """
-    likely = []
-    for change in changes:
-        if change.kind == "gain" and change.is_likely and change.is_here:
-            likely.append(change.gain or 0.0)
-    largest = max(likely, default=0.0)
-
-    def place(change: Change) -> tuple[int, bool, bool, bool, bool, float]:
-        kinds = ("cost", "exactness", "gain")
-        low = change.gain_low or 0.0
-        if change.kind != "gain":
-            low = change.gain or 0.0
-        return (
-            kinds.index(change.kind),
-            change.gain is None,
-            not change.is_here,
-            change.kind == "gain" and not change.is_likely,
-            (change.gain or 0.0) * NOTEWORTHY < largest,
-            -low,
-        )
-
-    return sorted(changes, key=place)
+        unsure = ""
+        if change.gain_low is not None and change.gain_low <= 1.0:
+            likely = format_percent(change.probability)
+            unsure = f"; {likely} likely to gain, so measure first"
+        return f"{condition}{change.change}: {change.gain_text}{unsure}."
 
 
 class CommandFindings(NamedTuple):
@@ -279,8 +235,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
     speculation = command.speculation
     problems = said["wrong"]
     notes = said["note"]
-    asked = said["asked"]
-    of_draft = 0 if starting is None or starting.starts else 1
+    starts = starting is None or starting.starts
     try:
         free = answered(without_acceptance(request, gamma=None), model, [])[0][0]
     except CapacityError as error:
@@ -292,7 +247,8 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
                 by = ", and --fit, on by default, leaves layers on the host"
             short = fault.partition(";")[0]
             notes.insert(0, f"partly on the host, not priced: {short}{by}")
-            fault = ""
+        else:
+            problems.insert(0 if starts else 1, fault)
         return Check(
             command=command,
             hardware=request.record().hardware[0],
@@ -302,13 +258,9 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
             assumed=assumed,
             as_it_is=None,
             without_draft=None,
-            changes=in_order(unpriced_costs(command)),
-            problems=[
-                *problems[:of_draft],
-                *filter(None, [fault]),
-                *problems[of_draft:],
-            ],
-            asked=asked,
+            changes=[],
+            problems=problems,
+            asked=said["asked"],
             not_understood=command.not_understood,
             notes=notes,
         )
@@ -328,7 +280,8 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         request = msgspec.structs.replace(request, batch_sizes=(max(held, 1),))
         free = answered(without_acceptance(request, gamma=None), model, [])[0][0]
     cache_faults, cache_notes = _on_allocated_cache(command, free.case)
-    problems[of_draft:of_draft] = cache_faults
+    place = 0 if starts else 1
+    problems[place:place] = cache_faults
     notes += cache_notes
     if free.case.may_not_fit:
         notes.append(free.case.may_not_fit)
@@ -336,49 +289,57 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
     if of_generation is not None:
         notes.append(of_generation.says)
 
-    # each change and its gain; every draft is compared with as many users
+    # its own draft and the others, with as many users
     alone = free.document.autoregressive
     fitting = msgspec.structs.replace(request, batch_sizes=(alone.batch_size,))
+    plain = Served(case=free.case, option=None, row=alone)
+    now = plain
     drafted = None
-    changes = []
     if speculation is None or starting is None:
-        changes += best_draft(command, free.drafted, alone, "Speculate")
+        drafts = best_draft(command, free, free.drafted, alone, "Speculate")
     elif starting.answer in ("cannot start", "accepts nothing"):
-        changes += changes_instead(command, starting, fitting, model, free)
+        drafts = changes_instead(command, starting, fitting, model, free)
     else:
+        drafts = []
         own = own_draft(command, fitting, model)
         if isinstance(own, str):
             notes.append(own)
         else:
             drafted = own
             notes += own.notes
-            changes += changes_of_draft(command, own, free)
-    changes += changes_of_batch(command, load.batch or 0, request, model)
+            drafts = changes_of_draft(command, own, free)
+            now = Served(case=own.case, option=own.option, row=own.row)
 
     # the server as it is set, with its draft and without
-    waiting = 1.0
-    for change in changes:
-        if change.kind == "cost":
-            waiting *= change.gain or 1.0
-    plain = Served(case=free.case, option=None, row=alone)
-    costs = costs_of(command, plain)
-    alone_times = costs.times_as_long * waiting
+    at_once = changes_of_batch(command, load.batch or 0, request, model)
+    notes += at_once.notes
+    costs = costs_of(command, now)
+    waiting = math.prod(
+        change.gain or 1.0 for change in at_once.changes if change.kind == "cost"
+    )
+    alone_times = costs_of(command, plain).times_as_long * waiting
     without_draft = slowed(alone, alone_times, alone_times)
     as_it_is: Candidate | None = without_draft
     if drafted is not None:
-        served = Served(case=drafted.case, option=drafted.option, row=drafted.row)
-        costs = costs_of(command, served)
-        times = costs.times_as_long * waiting
-        as_it_is = slowed(drafted.row, times, alone_times)
+        as_it_is = slowed(drafted.row, costs.times_as_long * waiting, alone_times)
     elif speculation is not None and speculation.gamma_at(alone.batch_size) != 0:
         as_it_is = None
 
-    # what is said
-    named = []
-    for change in (*changes, *costs.changes):
-        is_small = change.gain is not None and change.gain < NOTEWORTHY
-        if change.kind != "gain" or not is_small:
-            named.append(change)
+    # what to change; with more sequences at once or another kernel the rest is of that server
+    changes = at_once.changes
+    kernel = None if drafted is None else change_of_kernel(command, drafted)
+    if problems:
+        changes = [] if starts else weighed(command, plain, drafts)[:1]
+    elif at_once.serves is not None:
+        wider = msgspec.structs.replace(command, max_num_seqs=at_once.serves)
+        changes += check_command(wider, load).changes
+    elif kernel is not None and kernel[0].is_advice:
+        change, with_kernel = kernel
+        changes += [change, *check_command(with_kernel, load).changes]
+    else:
+        changes += [*costs.changes, *weighed(command, now, drafts)]
+        if drafted is not None:
+            changes += table_by_batch(command, drafted)
     return Check(
         command=command,
         hardware=alone.hardware,
@@ -388,9 +349,9 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         assumed=assumed,
         as_it_is=as_it_is,
         without_draft=without_draft,
-        changes=in_order(named),
+        changes=advised(changes),
         problems=problems,
-        asked=asked,
+        asked=said["asked"],
         not_understood=command.not_understood,
         notes=[*notes, *_on_users(command, load, request, free)],
     )

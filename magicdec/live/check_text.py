@@ -31,15 +31,14 @@ def lines_of(result: Check) -> Iterator[TextLine]:
     first = result.first
     if first is not None or not result.problems:
         yield TextLine(result.advice, "advice")
-    elif result.as_it_is is not None:
-        yield TextLine(f"Otherwise {result.why_keep}.", "advice")
     if first is not None:
         yield TextLine(first.option, "option")
         if first.gain is not None:
             yield TextLine(f"why: {first.reason}", "why")
     row = result.as_it_is
     if row is not None:
-        yield TextLine(f"as it is: {_described(result, row)}", "as it is")
+        as_it_is = "once it starts" if result.problems else "as it is"
+        yield TextLine(f"{as_it_is}: {_described(result, row)}", "as it is")
         if row.is_speculative:
             yield TextLine(acceptance_of(row.drafting), "acceptance")
     alone = result.without_draft
@@ -53,7 +52,8 @@ def lines_of(result: Check) -> Iterator[TextLine]:
     for change in result.changes:
         if change is not first:
             reason = f"{change.reason[:1].upper()}{change.reason[1:]}".removesuffix(".")
-            text = f"- {_gain(change)}: {change.change}. {reason}."
+            kind = "or " if change.is_alternative else ""
+            text = f"- {kind}{_gain(change)}: {change.change}. {reason}."
             yield TextLine(text, "why")
             yield TextLine(change.option, "option")
     for note in result.notes:
@@ -80,9 +80,7 @@ def _gain(change: Change) -> str:
         return "not exact"
     if change.gain is None:
         return "not priced"
-    at = "" if change.at_batch is None else f" at batch {change.at_batch}"
-    devices = "" if change.needs_gpus is None else f" on {change.needs_gpus} devices"
-    return f"{change.gain:.2f}x ({change.gain_low:.2f} to {change.gain_high:.2f}){at}{devices}"
+    return change.gain_text
 
 
 def _described(result: Check, row: Candidate) -> str:

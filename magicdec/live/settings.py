@@ -33,6 +33,7 @@ from magicdec.schema.row import Candidate, Gain
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.engine_path import PathOptions
 from magicdec.specs.serve_command import ServeCommand
+from magicdec.units import format_seconds
 
 HOST_ERROR = 0.35
 """Relative standard deviation of what a path adds: the host's time per layer differs by a factor of
@@ -57,8 +58,10 @@ UNFUSED = 3.0
 """Times as long as attention takes in llama.cpp with -fa off: 2.7 to 2.9 for four models on Strix Halo at
 2,000 tokens, 6 for Llama-2-7B, whose cache is the largest (kyuz0/amd-strix-halo-toolboxes and lhl's runs);
 Mixtral fell from 44.7 to 22.9 tokens/s (llama.cpp pull request 5021)."""
-LIKELY = 0.75
-"""Probability from which a change is advised: three to one."""
+NOTEWORTHY = 1.02
+"""Gain below which a change is not worth a restart, and not named."""
+LIKELY = 2.0 / 3.0
+"""Probability to gain from which a change is named: no toss of a coin."""
 SLOWER_TOKENS = 288.0 / 223.0
 SLOWER_PROMPTS = 14087.0 / 11317.0
 """Two RTX 5090s whose NCCL went through the host's memory (club-3090 issue 873)."""
@@ -86,6 +89,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """The 90 % interval."""
     chance: float | None = None
     """Probability that it gains; null: by the interval alone."""
+    is_of_first_token: bool = False
+    """Whether it gains time to the first token, not time per token."""
+    is_alternative: bool = False
+    """Whether it is another way to draft than the change before it, in whose place it can be made."""
     at_batch: int | None = None
     """Batch at which it gains, where that is not the load's."""
     kind: Literal["cost", "exactness", "gain"] = "gain"
@@ -100,19 +107,39 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         return self.at_batch is None and self.needs_gpus is None
 
     @property
-    def is_sure(self) -> bool:
-        """Whether it gains more than its uncertainty."""
-        return self.gain_low is not None and self.gain_low > 1.0
+    def gain_text(self) -> str:
+        """Its gain in words; not of one without a price."""
+        of = " sooner to the first token" if self.is_of_first_token else ""
+        if self.at_batch is not None:
+            of += f" at batch {self.at_batch}"
+        if self.needs_gpus is not None:
+            of += f" on {self.needs_gpus} devices"
+        return (
+            f"{self.gain:.2f}x (90 %: {self.gain_low:.2f} to {self.gain_high:.2f}){of}"
+        )
 
     @property
-    def is_likely(self) -> bool:
-        """Whether it gains rather than loses: no toss of a coin."""
+    def is_sure(self) -> bool:
+        """Whether it gains a noteworthy part, whatever its uncertainty."""
+        return self.gain_low is not None and self.gain_low > NOTEWORTHY
+
+    @property
+    def probability(self) -> float:
+        """Probability that it gains."""
         if self.gain is None or self.gain_low is None or self.gain_high is None:
-            return False
+            return 0.0
         gain = Gain(
             speedup=self.gain, low=self.gain_low, high=self.gain_high, pays=self.chance
         )
-        return gain.probability >= LIKELY
+        return gain.probability
+
+    @property
+    def is_advice(self) -> bool:
+        """Whether it is worth a line: it loses exactness, surely costs an unknown time, or gains a
+        noteworthy part rather than loses."""
+        if self.gain is None:
+            return self.kind != "gain"
+        return self.gain >= NOTEWORTHY and self.probability >= LIKELY
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +171,8 @@ class Setting(NamedTuple):
     """Whether two laws fit what was measured of it, so its price lies between them."""
     advice: Change | None = None
     """The advice to leave it out, not priced; None: it cannot be left out."""
+    needs_graphs: bool = False
+    """Whether it changes nothing where no graph is replayed."""
 
 
 def piecewise(engine: EngineProfile) -> EngineProfile:
@@ -175,6 +204,26 @@ def slower_passes(engine: EngineProfile, *, more_s: float) -> EngineProfile:
             },
         }
     )
+
+
+GRAPH_SETTINGS = {
+    "piecewise": (
+        piecewise,
+        "Replay whole graphs of decoding, not piecewise ones",
+        "attention and what lies around it are launched layer by layer",
+    ),
+    "none": (
+        without_graphs,
+        "Capture graphs: none is replayed",
+        "every pass launches its kernels one by one",
+    ),
+    "eager": (
+        without_graphs,
+        "Capture graphs: it runs eagerly",
+        "every pass launches its kernels one by one, uncompiled",
+    ),
+}
+"""Settings of graphs by the command's: the path, the advice, and why."""
 
 
 def fits_without_host(served: Served) -> bool:
@@ -282,117 +331,91 @@ def host_reads_s(served: Served) -> float:
     return read / rate
 
 
-def path_settings(command: ServeCommand, served: Served | None) -> list[Setting]:
-    """A command's settings that change the path of a step, in the order in which they are applied;
-    `served` None: those that do at any load."""
+def path_settings(command: ServeCommand, served: Served) -> list[Setting]:
+    """A command's settings that change the path of a step, in the order in which they are applied."""
+    row = served.row
     settings = []
-    has_graphs = command.graphs not in ("none", "eager")
-    if command.graphs == "piecewise":
-        advice = _unpriced(
-            "Replay whole graphs of decoding, not piecewise ones",
-            graph_option(command),
-            "attention and what lies around it are launched layer by layer",
-        )
-        settings.append(Setting(piecewise, is_of_graphs=True, advice=advice))
-    elif command.graphs == "none":
-        advice = _unpriced(
-            "Capture graphs: none is replayed",
-            graph_option(command),
-            "every pass launches its kernels one by one",
-        )
-        settings.append(Setting(without_graphs, is_of_graphs=True, advice=advice))
-    elif command.graphs == "eager":
-        advice = _unpriced(
-            "Capture graphs: it runs eagerly",
-            graph_option(command),
-            "every pass launches its kernels one by one, uncompiled",
-        )
-        settings.append(Setting(without_graphs, is_of_graphs=True, advice=advice))
-    elif served is not None:
-        row = served.row
-        needed = row.batch_size
-        unit = "sequences"
-        if command.engine == "vllm":
-            needed *= row.gamma + 1
-            unit = "tokens"
-        has_graphs = row.step.is_captured
-        if command.captured_tokens is not None:
-            has_graphs = command.captured_tokens >= needed
-        option = captured_option(command, needed)
-        if command.captured_batches:
-            has_graphs = has_graphs and row.batch_size in command.captured_batches
-            option = "cuda_graph_config: {enable_padding: true}"
-        if not has_graphs:
-            advice = _unpriced(
-                f"Capture graphs of {needed} {unit}",
-                option,
-                "a step of this batch runs without a graph",
+
+    def add(
+        path: Callable[[EngineProfile], EngineProfile],
+        advice: tuple[str, str, str] | None,
+        **fields: bool,
+    ) -> None:
+        change = None
+        if advice is not None:
+            words, option, reason = advice
+            change = Change(
+                change=words, option=option, reason=reason, gain=None, kind="cost"
             )
-            settings.append(Setting(without_graphs, is_of_graphs=True, advice=advice))
+        settings.append(Setting(path, advice=change, **fields))
+
+    if command.graphs in GRAPH_SETTINGS:
+        path, words, reason = GRAPH_SETTINGS[command.graphs]
+        add(path, (words, graph_option(command), reason), is_of_graphs=True)
+    needed = row.batch_size
+    unit = "sequences"
+    if command.engine == "vllm":
+        needed *= row.gamma + 1
+        unit = "tokens"
+    has_graphs = row.step.is_captured
+    if command.captured_tokens is not None:
+        has_graphs = command.captured_tokens >= needed
+    option = captured_option(command, needed)
+    if command.captured_batches:
+        has_graphs = has_graphs and row.batch_size in command.captured_batches
+        option = "cuda_graph_config: {enable_padding: true}"
+    if not has_graphs:
+        reason = "a step of this batch runs without a graph"
+        advice = (f"Capture graphs of {needed} {unit}", option, reason)
+        add(without_graphs, advice, is_of_graphs=True)
     if command.is_unsplit_attention:
-        advice = _unpriced(
-            "Turn flash attention on",
-            "leave out -fa off",
-            "attention writes its scores to memory and reads them again",
+        reason = "attention writes its scores to memory and reads them again"
+        add(
+            with_scores_in_memory,
+            ("Turn flash attention on", "leave out -fa off", reason),
         )
-        settings.append(Setting(with_scores_in_memory, advice=advice))
-    runs_ahead = True
-    if served is not None:
-        path = served.case.engine.path(served.row.draft, served.row.draft_method)
-        runs_ahead = path.is_asynchronous
     asynchronous = ""
     if command.is_asynchronous is False:
         asynchronous = options_of(command).asynchronous
         if command.read.get("--distributed-executor-backend") == "ray":
             asynchronous = "--distributed-executor-backend mp"
-    elif served is not None and served.case.model.states:
+    elif served.case.model.states:
         asynchronous = states_option(command)
-    if asynchronous and runs_ahead:
-        advice = _unpriced(
-            "Schedule the next step while one runs",
-            asynchronous,
-            "the device waits for the host between steps",
+    path_of_step = served.case.engine.path(row.draft, row.draft_method)
+    if asynchronous and path_of_step.is_asynchronous:
+        reason = "the device waits for the host between steps"
+        add(
+            between_steps,
+            ("Schedule the next step while one runs", asynchronous, reason),
         )
-        settings.append(Setting(between_steps, advice=advice))
-    if served is None:
-        return settings
     if command.host_weight_bytes:
-        reads_s = host_reads_s(served)
-        keep = None
+        advice = None
         if fits_without_host(served):
-            keep = _unpriced(
-                "Keep all weights on the device",
-                "leave out --cpu-offload-gb",
-                "every pass reads those in the host's memory over its link",
-            )
-        settings.append(Setting(partial(slower_passes, more_s=reads_s), advice=keep))
+            reason = "every pass reads those in the host's memory over its link"
+            words = "Keep all weights on the device"
+            advice = (words, "leave out --cpu-offload-gb", reason)
+        add(partial(slower_passes, more_s=host_reads_s(served)), advice)
     if sums_by_nccl(command, served) and has_nccl(served):
-        advice = _unpriced(OWN_SUMS, WITHOUT_OWN_SUMS, "each layer's sums take longer")
-        settings.append(Setting(with_nccl, advice=advice))
+        add(with_nccl, (OWN_SUMS, WITHOUT_OWN_SUMS, "each layer's sums take longer"))
     has_drafter = False
     if served.option is not None:
         has_drafter = draft_of(served.case.setup(served.option)).has_prefill
     speculation = command.speculation
     is_eager = speculation is not None and speculation.is_eager
-    # without graphs the drafter is launched kernel by kernel whatever its own setting, and vLLM's V2
-    # runner does not look at it (vllm/v1/worker/gpu of 0.33; gpu_model_runner.py, the V1 runner's, does)
-    runner = runner_of(served.case.engine, served)
-    if is_eager and has_drafter and has_graphs and runner != "V2":
-        advice = _unpriced(
-            "Capture the drafter's graphs too",
-            'leave "enforce_eager" out of --speculative-config',
-            "each of its layers is launched kernel by kernel, for every drafted token",
+    # vLLM's V2 runner does not look at it (vllm/v1/worker/gpu of 0.33; gpu_model_runner.py, the V1
+    # runner's, does)
+    if is_eager and has_drafter and runner_of(served.case.engine, served) != "V2":
+        option = 'leave "enforce_eager" out of --speculative-config'
+        reason = (
+            "each of its layers is launched kernel by kernel, for every drafted token"
         )
-        settings.append(Setting(eager_drafter, advice=advice))
+        advice = ("Capture the drafter's graphs too", option, reason)
+        add(eager_drafter, advice, needs_graphs=True)
     if command.pp_size > 1:
         stages = PathOptions(pp_size=command.pp_size)
         if served.case.engine.as_set(stages) != served.case.engine:
-            settings.append(Setting(lambda engine: engine.as_set(stages)))
+            add(lambda engine: engine.as_set(stages), None)
     return settings
-
-
-def _unpriced(change: str, option: str, reason: str) -> Change:
-    return Change(change=change, option=option, reason=reason, gain=None, kind="cost")
 
 
 # Their prices
@@ -408,29 +431,18 @@ class SettingCosts(NamedTuple):
 
 def costs_of(command: ServeCommand, served: Served) -> SettingCosts:
     settings = path_settings(command, served)
-    as_set_s = times_as_set(served, settings)
-    times_as_long = 1.0
-    if as_set_s is not None:
-        times_as_long = statistics.fmean(as_set_s) / served.row.between_tokens_s
+    stay = [setting for setting in settings if setting.advice is None]
+    times_as_long = path_times(served, settings)
     changes = []
     for setting in settings:
-        advice = setting.advice
-        if advice is None:
+        if setting.advice is None:
             continue
         others = [other for other in settings if other is not setting]
-        without_s = times_as_set(served, others)
-        if as_set_s is None or without_s is None:
-            changes.append(advice)
-            continue
-        first = second = statistics.fmean(as_set_s) / statistics.fmean(without_s)
-        if setting.is_of_graphs:
-            first = as_set_s[0] / without_s[0]
-            second = as_set_s[1] / without_s[1]
-            if served.borrows_host_times:
-                unmeasured = f"not measured in {served.case.engine.name}: from nothing to vLLM's times of the host"
-                reason = f"{advice.reason}; {unmeasured}"
-                advice = msgspec.structs.replace(advice, reason=reason)
-        changes.append(_between(first, second, advice))
+        priced = _priced(served, settings, others, setting)
+        if not priced.is_advice:
+            # what it costs may be hidden by another one that is to be left out
+            priced = _priced(served, [*stay, setting], stay, setting)
+        changes.append(priced)
     for change in _limits(command, served):
         changes.append(change)
         if change.kind == "cost":
@@ -445,14 +457,42 @@ def costs_of(command: ServeCommand, served: Served) -> SettingCosts:
     return SettingCosts([*changes, *inexact], times_as_long)
 
 
-def unpriced_costs(command: ServeCommand) -> list[Change]:
-    """Settings that surely cost whatever is served, and those that lose exactness, where nothing fits
-    that would price them."""
-    changes = []
-    for setting in path_settings(command, None):
-        if setting.advice is not None:
-            changes.append(setting.advice)
-    return [*changes, *_inexact(command)]
+def path_times(served: Served, settings: Sequence[Setting]) -> float:
+    """The time between tokens with these settings over that of the engine as it is by default."""
+    as_set_s = times_as_set(served, settings)
+    if as_set_s is None:
+        return 1.0
+    return statistics.fmean(as_set_s) / served.row.between_tokens_s
+
+
+def staying_times(command: ServeCommand, served: Served) -> float:
+    """`path_times` of the settings that cannot be left out."""
+    settings = path_settings(command, served)
+    return path_times(served, [each for each in settings if each.advice is None])
+
+
+def _priced(
+    served: Served,
+    settings: Sequence[Setting],
+    others: Sequence[Setting],
+    setting: Setting,
+) -> Change:
+    """The advice to leave a setting out of `settings`, which leaves the others."""
+    advice = setting.advice
+    assert advice is not None
+    as_set_s = times_as_set(served, settings)
+    without_s = times_as_set(served, others)
+    if as_set_s is None or without_s is None:
+        return advice
+    first = second = statistics.fmean(as_set_s) / statistics.fmean(without_s)
+    if setting.is_of_graphs:
+        first = as_set_s[0] / without_s[0]
+        second = as_set_s[1] / without_s[1]
+        if served.borrows_host_times:
+            unmeasured = f"not measured in {served.case.engine.name}: from nothing to vLLM's times of the host"
+            reason = f"{advice.reason}; {unmeasured}"
+            advice = msgspec.structs.replace(advice, reason=reason)
+    return _between(first, second, advice)
 
 
 def times_as_set(
@@ -468,9 +508,12 @@ def times_as_set(
     engine = with_host_times(served.case.engine)
     of_graphs = None
     whole: Candidate | None = served.row
+    has_graphs = not any(setting.path is without_graphs for setting in settings)
     for setting in settings:
         if setting.is_of_graphs:
             of_graphs = setting
+            continue
+        if setting.needs_graphs and not has_graphs:
             continue
         engine = setting.path(engine)
         whole = served.row_as(engine)
@@ -626,13 +669,18 @@ def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
     if small is None:
         return
     gain = (small.decoding.ttft_s + output_s) / (prompt_s + output_s)
+    # where it is nothing to a whole request, the first token may still come sooner
+    is_of_first = gain < NOTEWORTHY
+    if is_of_first:
+        gain = small.decoding.ttft_s / prompt_s
     setting = Change(
         change=f"Read prompts in parts of {usual:.0f} tokens, not {most}",
         option=f"{option} {usual * groups:.0f}",
-        reason=f"a prompt of {row.context_len} tokens takes {small.decoding.ttft_s:.2g} s to read, "
-        f"not {prompt_s:.2g}",
+        reason=f"a prompt of {row.context_len} tokens takes {format_seconds(small.decoding.ttft_s)} to "
+        f"read, not {format_seconds(prompt_s)}",
         gain=None,
-        kind="cost",
+        is_of_first_token=is_of_first,
+        kind="gain" if is_of_first else "cost",
     )
     yield _between(gain, gain, setting)
 
@@ -648,7 +696,9 @@ def _through_host(
     kind: Literal["cost", "gain"] = "cost" if is_decoding else "gain"
     if served.case.hardware.link.topology not in RINGS:
         reason = "what NCCL sums leaves the devices' own links for the host's"
-        return Change(change=change, option=option, reason=reason, gain=None, kind=kind)
+        return Change(
+            change=change, option=option, reason=reason, gain=None, kind="cost"
+        )
     slower_s = SLOWER_PROMPTS * prompt_s + output_s
     if is_decoding:
         slower_s += (SLOWER_TOKENS - 1.0) * output_s

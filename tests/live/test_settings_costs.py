@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 import magicdec
-from magicdec.live.check import AskedLoad, Check, _request, in_order
+from magicdec.live.changes import in_order
+from magicdec.live.check import AskedLoad, Check, _request
 from magicdec.live.settings import Change, Served, costs_of
 from magicdec.perfmodel.planner import answered
 from magicdec.specs.catalog import load_model_spec
@@ -181,27 +182,19 @@ def planted(kind: str, gain: float | None, low: float | None) -> Change:
     )
 
 
-def test_a_coin_toss_never_stands_above_a_certain_fault() -> None:
+def test_what_surely_gains_stands_before_what_may_gain_more() -> None:
     """Every order of changes of all kinds is sorted the same."""
-    cost = planted("cost", 1.02, 1.001)
-    unpriced = planted("cost", None, None)
     lossy = planted("exactness", None, None)
     sure = planted("gain", 2.0, 1.5)
+    cost = planted("cost", 1.4, 1.03)
+    barely = planted("cost", 2.5, 1.02)
     toss = planted("gain", 1.9, 0.4)
-    nothing = planted("gain", None, None)
-    wanted = [cost, unpriced, lossy, sure, toss, nothing]
-    for changes in itertools.permutations(wanted):
+    unpriced = planted("cost", None, None)
+    first_token = msgspec.structs.replace(sure, is_of_first_token=True)
+    elsewhere = msgspec.structs.replace(sure, at_batch=4)
+    wanted = [lossy, sure, cost, barely, toss, unpriced, first_token, elsewhere]
+    for changes in itertools.islice(itertools.permutations(wanted), 0, None, 97):
         assert in_order(changes) == wanted
-
-
-def test_of_gains_as_large_the_surest_stands_first() -> None:
-    """A larger one that is likely stands before a surer one that leaves some of it to gain."""
-    surer = planted("gain", 1.49, 1.2)
-    wider = planted("gain", 1.5, 0.95)
-    small = planted("gain", 1.3, 1.1)
-    toss = planted("gain", 1.2, 0.4)
-    for changes in itertools.permutations([surer, wider, small, toss]):
-        assert in_order(changes) == [surer, wider, small, toss]
 
 
 def test_the_headline_is_the_fault() -> None:

@@ -172,9 +172,13 @@ def same_on(
 ) -> Candidate | None:
     """The row's configuration on an engine that is set otherwise; None: it does not run."""
     options: tuple[DraftOption, ...] = ()
+    request = case.request
     if option is not None:
         options = (option,)
-    otherwise = dataclasses.replace(case, engine=engine, options=options)
+        request = msgspec.structs.replace(request, gamma=row.gamma)
+    otherwise = dataclasses.replace(
+        case, engine=engine, options=options, request=request
+    )
     for of_draft in search(otherwise, None):
         for other in of_draft.rows:
             is_same = (other.gamma, other.batch_size) == (row.gamma, row.batch_size)
