@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -27,6 +28,7 @@ from magicdec.specs.model import ModelSpec, Norm
 from magicdec.specs.names import (
     ModelName,
     checkpoint_of,
+    folder_name,
     named_models,
     resolve_name,
 )
@@ -180,8 +182,32 @@ def load_model_spec(model: str) -> ModelSpec:
     if reason:
         raise ConfigError(reason)
     if is_hub_name(model):
-        return load_hf_config(hub_config(model), name=model.rpartition("/")[2])
+        try:
+            return load_hf_config(hub_config(model), name=model.rpartition("/")[2])
+        except ConfigError:
+            spec = _by_parts_of_its_name(model)
+            if spec is None:
+                raise
+            return spec
     raise unknown_choice("model", model, model_names(), or_else=OTHER_MODELS)
+
+
+OTHER_BITS = re.compile(r"[235-7]-?bits?\b")
+"""Formats of a name that no known format is."""
+
+
+def _by_parts_of_its_name(repository: str) -> ModelSpec | None:
+    """A repository that cannot be read, as the model and the format that its name holds. None: it holds none, or
+    no format."""
+    name = folder_name(repository)
+    if name is None or OTHER_BITS.search(repository.lower()):
+        return None
+    known = resolve_name(name)
+    if known is None or known.weight_format is None:
+        return None
+    spec = _of_catalog(known)
+    assumed = f"{repository} could not be read: by its name it is {known.model} in {known.weight_format}"
+    return msgspec.structs.replace(spec, assumed=assumed)
 
 
 def known_model(text: str) -> ModelSpec | None:

@@ -35,6 +35,8 @@ def test_only_models_whose_configuration_names_a_module_have_one() -> None:
         config = json.loads((directory / f"{row.shape or name}.json").read_bytes())
         config = config.get("text_config", config)
         says = any(config.get(key) for key in keys)
+        if config["model_type"] == "minimax_m2":  # no published checkpoint has them
+            says = False
         assert has_module(load_model_spec(name)) == (
             says or config["model_type"] == "qwen3_next"
         ), name

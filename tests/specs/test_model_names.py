@@ -293,6 +293,31 @@ def test_a_model_that_nobody_has_says_what_to_download(
         load_model_spec("nobody/nothing")
 
 
+@pytest.mark.parametrize(
+    ("repository", "model", "weights"),
+    [
+        ("someone/Qwen3.6-27B-Text-NVFP4-MTP", "qwen3.6-27b", "nvfp4"),
+        ("someone/Qwen3.6-35B-A3B-int4-mixed-AutoRound", "qwen3.6-35b-a3b", "int4"),
+        ("someone/Qwen3.8-27B-W4A16-G32", "qwen3.8-27b", "w4a16"),
+        ("someone/Qwen3.6-27B-AWQ-6Bit", None, ""),
+        ("someone/Qwen3.6-27B-tuned", None, ""),
+    ],
+)
+def test_a_quantised_repository_that_cannot_be_read_is_known_by_its_names_parts(
+    monkeypatch: pytest.MonkeyPatch, repository: str, model: str | None, weights: str
+) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    if model is None:
+        with pytest.raises(ConfigError, match=r"config\.json"):
+            load_model_spec(repository)
+        return
+    spec = load_model_spec(repository)
+    assert spec.layers == load_model_spec(model).layers
+    assert spec.assumed is not None
+    assert f"by its name it is {model} in {weights}" in spec.assumed
+
+
 def test_a_path_is_no_hub_name() -> None:
     assert hub.is_hub_name("owner/model")
     assert not hub.is_hub_name("./owner/model")

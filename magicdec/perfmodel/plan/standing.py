@@ -48,6 +48,9 @@ IN_STAGES = "draft in stages"
 MORE_THAN_BLOCK = "more drafts than the block"
 FEWER_THAN_BLOCK = "fewer drafts than the block"
 NO_MULTIPLE = "drafts that are no multiple of the modules"
+UNPUBLISHED_MODULES = ("minimax_m2",)
+"""Architectures whose configurations name modules that no published checkpoint has
+(https://github.com/MiniMax-AI/MiniMax-M2.5/issues/8)."""
 UNSAID_MODULES = ("qwen3_next",)
 """Architectures whose checkpoints hold a prediction module that their configurations do not name
 (vLLM reads one of them as `qwen3_next_mtp`)."""
@@ -216,6 +219,8 @@ def is_published(target: ModelSpec, method: str) -> bool:
 
 def has_module(target: ModelSpec) -> bool:
     """Whether a target's checkpoint holds a module that predicts further tokens."""
+    if target.architecture in UNPUBLISHED_MODULES:
+        return False
     return bool(target.mtp_layers) or target.architecture in UNSAID_MODULES
 
 
@@ -486,10 +491,12 @@ def _without_module(target: ModelSpec) -> Standing:
             f"{target.name} has its prediction module in a checkpoint of its own",
             f"name {head.checkpoint}",
         )
+    reason = "its config.json names none (num_nextn_predict_layers)"
+    if target.architecture in UNPUBLISHED_MODULES:
+        reason = "its config.json names some, and its published weights have none"
     return Standing(
         "cannot start",
-        f"{target.name} has no prediction module to draft with: its config.json names none "
-        "(num_nextn_predict_layers)",
+        f"{target.name} has no prediction module to draft with: {reason}",
         "leave the draft out, or choose another one",
     )
 
