@@ -356,22 +356,27 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _versions(self) -> list[str]:
-        engine = load_engine(engine_name(self.engine))
-        return engine.versions_meant(self.engine_version) or [NEWEST]
+        """The versions that its row may mean and that run the draft, the likeliest first."""
+        newest = load_engine(engine_name(self.engine))
+        meant = newest.versions_meant(self.engine_version) or [NEWEST]
+        if len(meant) == 1:
+            return meant
+        speculation = self._drafting().speculation
+        draft, method = speculation.draft, speculation.draft_method
+        able = [each for each in meant if newest.of_version(each).runs(draft, method)]
+        return able or meant
 
     @property
     def possible_engines(self) -> list[EngineProfile]:
-        """The engine in every version that its row may mean and that runs the draft, where it
-        differs; the likeliest first."""
-        speculation = self.setup.speculation
+        """The engine in the versions that its row may mean, where it differs; the likeliest
+        first."""
         newest = load_engine(engine_name(self.engine))
-        found = {self._versions[0]: self.setup.engine}
+        found = [self.setup.engine]
         for version in self._versions[1:]:
             profile = newest.of_version(version).as_set(self.path_options)
-            is_new = all(not profile.is_like(other) for other in found.values())
-            if is_new and profile.runs(speculation.draft, speculation.draft_method):
-                found[version] = profile
-        return list(found.values())
+            if not any(profile.is_like(other) for other in found):
+                found.append(profile)
+        return found
 
     @property
     def tree(self) -> TreeSpec | None:

@@ -327,6 +327,7 @@ def test_a_server_without_graphs_is_priced_so_with_and_without_its_draft(
         ("0.24.0", ""),
         ("", "no version of vllm read as 0.33.0"),
         ("not stated (Dec 2025)", "not stated (Dec 2025) of vllm read as 0.12.0"),
+        ("May 2025", "May 2025 of vllm read as 0.8.5"),
         ("nightly of May 2026", "nightly of May 2026 of vllm read as 0.22.0"),
         ("nightly-5b8c30d6", "nightly-5b8c30d6 of vllm read as 0.33.0"),
     ],
