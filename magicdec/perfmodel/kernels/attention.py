@@ -626,7 +626,7 @@ def attention(
     factor = factor * (engine.kernels.attention_factor if own is None else own)
     if not is_prefill:
         factor = factor * _last_wave(hw, engine, blocks=batch * work.num_kv_heads)
-    laws = (tables().kernels["packed"],)
+    laws: tuple[KernelLaw, ...] = (tables().kernels["packed"],)
     if not is_prefill:
         layer = AttentionLayer(kv_dtype, float(work.head_dim), work.has_sinks)
         laws = attention_path(engine, hw, layer).laws
