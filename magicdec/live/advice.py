@@ -44,7 +44,7 @@ from magicdec.reports.exports import write_settings
 from magicdec.schema.gamma_table import BatchBand, TableGamma
 from magicdec.schema.plan import Site
 from magicdec.schema.record import Record
-from magicdec.schema.row import verdict_of
+from magicdec.schema.row import Gain
 from magicdec.specs.catalog import served_checkpoint
 from magicdec.specs.engine import engine_names
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
@@ -445,12 +445,11 @@ def setting(advice: Advice, engine: str) -> str:
     checkpoint = served_checkpoint(name)
     if checkpoint is not None:
         checkpoints[name] = checkpoint
+    gain = Gain(speedup=speedup.gain, low=speedup.gain_low, high=speedup.gain_high)
     deployment = Deployment(
         model=name,
         best=record,
-        verdict=verdict_of(
-            speedup_low=speedup.gain_low, speedup_high=speedup.gain_high
-        ),
+        verdict=gain.verdict,
         bands=gammas,
         site=Site(checkpoints=checkpoints, is_cpu=setup.hardware.kind == "cpu"),
         weight_dtype=setup.precision.weight_dtype,
