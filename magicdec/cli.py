@@ -19,6 +19,7 @@ import typer
 from magicdec import __version__
 from magicdec.commands.options import Command, CommandGroup
 from magicdec.errors import ConfigError, MagicdecError, nearest, unknown_choice
+from magicdec.progress import Interrupted
 from magicdec.redaction import quoted
 
 USER_ERROR_EXIT_CODE = 2
@@ -122,10 +123,14 @@ def main() -> None:
     warnings.formatwarning = _one_line
     _terminated.clear()
     code: object = None
+    what_is_kept = "nothing is kept"
     try:
         code = _run()
     except MagicdecError as error:
         _fail(str(error))
+    except Interrupted as error:
+        what_is_kept = str(error)
+        code = INTERRUPTED_EXIT_CODE
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED_EXIT_CODE
     except ModuleNotFoundError as error:
@@ -139,6 +144,8 @@ def main() -> None:
             print(error.ctx.get_help())  # type: ignore[attr-defined]
             sys.exit(0)
         _fail(describe(error))
+    if code == INTERRUPTED_EXIT_CODE and not _terminated:
+        print(f"magicdec: interrupted; {what_is_kept}", file=sys.stderr)
     if _terminated:
         sys.exit(TERMINATED_EXIT_CODE)
     if isinstance(code, int):

@@ -1,5 +1,5 @@
-"""The work being done right now, on stderr: one line that renews itself on a terminal, nothing when
-quiet or piped, but for `Done` lines, which stay.
+"""The work being done right now, on stderr: one line that renews itself on a terminal; off it, a line
+of long work now and then; nothing when quiet. `Done` lines stay.
 
 A `StepMessage` also says how much is done; the line then has a bar and the time that is left at the
 pace so far. `Stages` makes one bar of work that is done in several parts. Nothing is drawn between
@@ -9,8 +9,14 @@ messages, so no thread runs next to the work that is being timed.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+
+from magicdec.units import format_seconds
+
+LINE_EVERY_S = 15.0
+"""Seconds between two lines where they cannot renew themselves: a log stays short."""
 
 
 class StepMessage(str):
@@ -68,22 +74,52 @@ class Stages:
         return show
 
 
+class Interrupted(BaseException):
+    """An interrupt, with what is kept: the line in which the program ends."""
+
+
 @contextmanager
-def shown_progress(quiet: bool) -> Iterator[Progress]:
+def kept(what: Callable[[], str]) -> Iterator[None]:
+    """Has an interrupt say `what` is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(what()) from None
+
+
+def _lines() -> Progress:
+    """Prints lines that stay: those that are `Done`, and every LINE_EVERY_S the work of now, with
+    the time since the beginning and the time left at the pace so far."""
+    started = time.monotonic()
+    printed = started
+
+    def show(message: str) -> None:
+        nonlocal printed
+        now = time.monotonic()
+        line = str(message)
+        if not isinstance(message, Done):
+            if now < printed + LINE_EVERY_S:
+                return
+            line = f"{format_seconds(now - started)}: {message}"
+            if isinstance(message, StepMessage) and message.done:
+                left_s = (now - started) * (message.total / message.done - 1.0)
+                line += f" (about {format_seconds(left_s)} left)"
+        printed = now
+        print(line, file=sys.stderr, flush=True)
+
+    return show
+
+
+@contextmanager
+def shown_progress(quiet: bool, *, after_s: float = 0.0) -> Iterator[Progress]:
     """Gives a function that shows a message or a step; the line is cleared at the end, also after
-    an error.
+    an error. `after_s`: a terminal has none before so many seconds.
     """
     if quiet:
         yield lambda _: None
         return
     if not sys.stderr.isatty():
-        yield (
-            lambda message: (
-                print(message, file=sys.stderr, flush=True)
-                if isinstance(message, Done)
-                else None
-            )
-        )
+        yield _lines()
         return
     from rich.console import Console
     from rich.progress import (
@@ -112,8 +148,11 @@ def shown_progress(quiet: bool) -> Iterator[Progress]:
         expand=True,
     )
     task = bar.add_task("", total=None)
+    begins = time.monotonic() + after_s
 
     def show(message: str) -> None:
+        if time.monotonic() >= begins:
+            bar.start()
         if isinstance(message, Done):
             bar.console.print(message, highlight=False, soft_wrap=True)
         elif isinstance(message, StepMessage):
@@ -125,7 +164,10 @@ def shown_progress(quiet: bool) -> Iterator[Progress]:
             bar.update(task, completed=message.done, description=message)
         else:
             bar.update(task, description=message)
-        bar.refresh()
+        if time.monotonic() >= begins:
+            bar.refresh()
 
-    with bar:
+    try:
         yield show
+    finally:
+        bar.stop()

@@ -8,7 +8,14 @@ import sys
 
 import pytest
 
-from magicdec.progress import STAGE_STEPS, Stages, StepMessage
+from magicdec.progress import (
+    STAGE_STEPS,
+    Interrupted,
+    Stages,
+    StepMessage,
+    kept,
+    shown_progress,
+)
 from tests.processes import watched
 
 SCRIPT = """
@@ -39,6 +46,33 @@ def test_a_terminal_shows_the_message_and_the_time_left_and_a_pipe_what_stays(
         [sys.executable, "-c", SCRIPT], capture_output=True, check=True
     )
     assert piped.stderr == b"a stage [1] that has ended\n"
+
+
+def test_long_work_off_a_terminal_says_now_and_then_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line at most every LINE_EVERY_S, with the time so far and the time left at that pace."""
+    now = 100.0
+    monkeypatch.setattr("magicdec.progress.time.monotonic", lambda: now)
+    with shown_progress(False) as show:
+        show("loading")
+        for done in range(1, 50):
+            now = 100.0 + done
+            show(StepMessage(f"step {done}", done=done, total=60))
+    assert capsys.readouterr().err.splitlines() == [
+        "15 s: step 15 (about 45 s left)",
+        "30 s: step 30 (about 30 s left)",
+        "45 s: step 45 (about 15 s left)",
+    ]
+
+
+def test_an_interrupt_says_what_is_kept() -> None:
+    with (
+        pytest.raises(Interrupted, match="the first 7 records are kept"),
+        kept(lambda: "all records are kept"),
+        kept(lambda: "the first 7 records are kept"),
+    ):
+        raise KeyboardInterrupt
 
 
 def test_stages_are_one_whole_that_never_goes_back() -> None:

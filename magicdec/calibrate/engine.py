@@ -15,7 +15,6 @@ log scale.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
@@ -26,6 +25,7 @@ import torch
 from scipy.optimize import nnls
 
 from magicdec.calibrate.local_profile import EngineShape, TimedPoint
+from magicdec.calibrate.unfinished import Unfinished
 from magicdec.counts import Array
 from magicdec.fitting import Free, solve
 from magicdec.measure.configuration import BenchmarkRequest
@@ -107,11 +107,13 @@ def engine_points(
     head: TimedHead | None = None,
     quick: bool = False,
     speed: Callable[[], ReferenceTimes] | None = None,
+    unfinished: Unfinished | None = None,
     progress: Progress = lambda _: None,
 ) -> list[TimedPoint]:
     """Times every shape once per round, after a round to warm up: steps without a draft, with the
     target drafting for itself, and with its trained head, if it has one. `speed` times the reference
-    kernels, before each shape."""
+    kernels, before each shape; `unfinished` holds the rounds of an interrupted calibration."""
+    unfinished = unfinished or Unfinished(None, of="")
     points: list[TimedPoint] = []
     timed: list[tuple[Shapes, TimePhases]] = []
     for group in shape_groups(model, quick=quick):
@@ -132,6 +134,8 @@ def engine_points(
             partial(time_phases, engine),
             rounds=rounds,
             speed=speed,
+            unfinished=unfinished,
+            name=f"engine steps {number}",
             progress=stages.stage(number),
         )
         del engine  # before the next group's is made
@@ -244,37 +248,42 @@ def _time_rounds(
     *,
     rounds: int,
     speed: Callable[[], ReferenceTimes] | None = None,
+    unfinished: Unfinished,
+    name: str,
     progress: Progress = lambda _: None,
 ) -> list[TimedPoint]:
-    """Every shape once per round, after a round to warm up."""
-    speeds: dict[tuple[EngineShape, bool], list[tuple[float, float]]] = defaultdict(
-        list
-    )
-    seconds: dict[tuple[str, EngineShape, bool], list[float]] = {}
-    total = (rounds + 1) * len(shapes)
-    done = 0
-    for number in range(rounds + 1):
-        for shape, sampling in shapes:
+    """Every shape once per round, after a round to warm up; a finished round is kept under `name`."""
+
+    def timed(number: int) -> list[TimedPoint]:
+        points = []
+        for place, (shape, sampling) in enumerate(shapes):
             message = (
                 f"engine steps, round {number}/{rounds}: batch {shape.batch_size}, context "
                 f"{shape.context_len}"
             )
+            done = number * len(shapes) + place
+            total = (rounds + 1) * len(shapes)
             progress(StepMessage(message, done=done, total=total))
-            done += 1
-            now = None if speed is None else speed()
-            phases = time_phases(shape, sampling)
-            if number == 0:
-                continue
-            if now is not None:
-                speeds[shape, sampling.is_greedy].append((now.memory_s, now.compute_s))
-            for phase, phase_s in phases.items():
-                seconds.setdefault((phase, shape, sampling.is_greedy), []).append(
-                    phase_s
-                )
+            speeds = []
+            if speed is not None:
+                now = speed()
+                speeds.append((now.memory_s, now.compute_s))
+            columns = shape.columns(is_greedy=sampling.is_greedy)
+            for phase, phase_s in time_phases(shape, sampling).items():
+                points.append(TimedPoint(phase, columns, [phase_s], speeds))
+        return points
+
+    timed(0)
+    every = []
+    for number in range(1, rounds + 1):
+        part = f"{name}, round {number}"
+        every.append(unfinished.part(part, partial(timed, number)))
     points = []
-    for (phase, shape, is_greedy), timed in seconds.items():
-        columns = shape.columns(is_greedy=is_greedy)
-        points.append(TimedPoint(phase, columns, timed, speeds[shape, is_greedy]))
+    for of_rounds in zip(*every, strict=True):
+        first = of_rounds[0]
+        seconds = [point.seconds[0] for point in of_rounds]
+        speeds = [pair for point in of_rounds for pair in point.speeds]
+        points.append(TimedPoint(first.table, first.shape, seconds, speeds))
     return points
 
 
@@ -396,7 +405,11 @@ def _time_in_vllm(
         )
     )
     return _time_rounds(
-        shapes, partial(_time_vllm_phases, session, clock), rounds=rounds
+        shapes,
+        partial(_time_vllm_phases, session, clock),
+        rounds=rounds,
+        unfinished=Unfinished(None, of="vllm"),
+        name="vllm",
     )
 
 

@@ -30,6 +30,7 @@ from magicdec.calibrate.engine import (
 )
 from magicdec.calibrate.kernel_bench import TimedCall
 from magicdec.calibrate.local_profile import LocalProfile, TimedPoint
+from magicdec.calibrate.unfinished import Unfinished
 from magicdec.errors import unknown_choice
 from magicdec.measure.configuration import Weights, check_device
 from magicdec.measure.engines import Runtime, installed_engine
@@ -108,11 +109,13 @@ def calibrate(
     engine: Runtime = "ours",
     clock: Clock = "wall",
     head: NamedHead | None = None,
+    keep: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> Calibration:
     """Measures and fits, with a model's shapes (a name, which vLLM loads itself, or a loaded model
     of the device and dtype). `quick` times every other engine shape, in fewer rounds. `head`: a
-    trained head of the model, whose steps are timed too."""
+    trained head of the model, whose steps are timed too. `keep`: the file of what was measured, with
+    which an interrupted calibration goes on."""
     if dtype not in PROFILE_DTYPES:
         raise unknown_choice("dtype", dtype, PROFILE_DTYPES)
     precision = Precision(
@@ -130,6 +133,9 @@ def calibrate(
 
     if quick:
         rounds = max(min(rounds, 3), rounds // 2)
+    about = (str(model), weights, device, dtype, rounds, quick, engine, clock)
+    environment = (current_environment().host_cpu, torch.get_num_threads())
+    unfinished = Unfinished(keep, of=repr((*about, *environment, torch.__version__)))
     time_steps: Callable[..., list[TimedPoint]]
     timed_head = None
     if engine == "vllm" and isinstance(model, str):
@@ -150,7 +156,9 @@ def calibrate(
         if is_cuda(device):
             # a GPU keeps its speed, and small references wait for their launches
             speed = None
-        time_steps = partial(engine_points, model, head=timed_head, speed=speed)
+        time_steps = partial(
+            engine_points, model, head=timed_head, speed=speed, unfinished=unfinished
+        )
     show_first, show_kernels, show_engine, show_last = map(
         Stages(progress, STAGE_SHARES).stage, range(4)
     )
@@ -168,6 +176,7 @@ def calibrate(
     kinds = _kernels(networks, device=device, dtype=dtype)
     for number, (table, works_of) in enumerate(kinds.items()):
         works = works_of()
+        time_kernels = partial(timed, works, rounds=rounds)
         show_kernels(
             StepMessage(
                 f"{table}: {len(works)} shapes, {rounds} rounds",
@@ -175,7 +184,7 @@ def calibrate(
                 total=len(kinds),
             )
         )
-        tables.append(timed(works, rounds=rounds))
+        tables.append(unfinished.part(table, time_kernels))
         before.append(kernels.times())
     if is_cuda(device):
         launches = kernel_bench.launch_points(device=device, rounds=rounds)
@@ -467,9 +476,10 @@ def obtain_profile(
     request: AcceptanceRequest | None = None,
     quick: bool = False,
     head: NamedHead | None = None,
+    keep: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> LocalProfile:
-    """Calibrates this machine and measures the model's acceptance on it."""
+    """Calibrates this machine and measures the model's acceptance on it. `keep`: as `calibrate`."""
     stages = Stages(progress, (CALIBRATION_SHARE, 1.0 - CALIBRATION_SHARE))
     found = calibrate(
         model=model,
@@ -479,6 +489,7 @@ def obtain_profile(
         engine=engine,
         clock=clock,
         head=head,
+        keep=keep,
         progress=stages.stage(0),
     )
     request = request or AcceptanceRequest(model=model, dtype=dtype, device=device)

@@ -18,7 +18,7 @@ from magicdec.commands.options import (
     server_tp,
 )
 from magicdec.errors import ConfigError, ServerError, unknown_choice
-from magicdec.progress import shown_progress
+from magicdec.progress import kept, shown_progress
 from magicdec.redaction import quoted
 from magicdec.units import format_bytes, format_rate, format_seconds
 
@@ -146,6 +146,7 @@ def _calibrate_machine(asked: CalibrateOptions) -> None:
     bind_threads()  # before torch is imported, which reads the binding once
     from magicdec.calibrate.local_profile import LocalProfile, save_points
     from magicdec.calibrate.machine import calibrate
+    from magicdec.calibrate.unfinished import unfinished_path
     from magicdec.files import check_writable
     from magicdec.specs.known_heads import head_beside
 
@@ -153,7 +154,9 @@ def _calibrate_machine(asked: CalibrateOptions) -> None:
     if runtime == "ours":
         head = head_beside(asked.model)
     check_writable(asked.output)
-    with shown_progress(asked.quiet) as show:
+    keep = unfinished_path(asked.output)
+    kept_line = f"{keep} keeps what was timed; the same command goes on with it"
+    with shown_progress(asked.quiet) as show, kept(lambda: kept_line):
         result = calibrate(
             model=asked.model,
             weights=asked.weights,
@@ -163,12 +166,14 @@ def _calibrate_machine(asked: CalibrateOptions) -> None:
             engine=runtime,
             clock=asked.clock,
             head=head,
+            keep=keep,
             progress=show,
         )
     profile = LocalProfile(
         hardware=result.hardware, engine=result.engine, acceptance=()
     )
     files = [*profile.save(asked.output), save_points(result.points, asked.output)]
+    keep.unlink()
     _print_machine(result)
     print("wrote " + ", ".join(map(str, files)))
     print(f"next: magicdec profile-acceptance --model {asked.model} -o {asked.output}")

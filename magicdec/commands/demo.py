@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from magicdec.commands import options
 from magicdec.commands.options import option
-from magicdec.progress import Done, shown_progress
+from magicdec.progress import Done, kept, shown_progress
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
@@ -50,15 +47,24 @@ def demo_command(
 
     started = time.monotonic()
     check_writable(output / "report.html")
-    records = output / "records.jsonl"
-    records.unlink(missing_ok=True)  # a demo is of this machine, now
-    with shown_progress(quiet) as show, _kept(records):
+    # there while a demo of this kind is unfinished; any other is of this machine, now
+    unfinished = output / "unfinished"
+    kind = f"quick: {quick}"
+    goes_on = unfinished.exists() and unfinished.read_text() == kind
+    if not goes_on:
+        for name in ("records.jsonl", "local.toml", "local.unfinished.jsonl"):
+            (output / name).unlink(missing_ok=True)
+        write_atomic(unfinished, kind)
+    kept_line = f"{output} keeps what was measured; the same command goes on with it"
+    with shown_progress(quiet) as show, kept(lambda: kept_line):
         loads = "three"
         duration = WHOLE
         if quick:
             loads = "two"
             duration = QUICK
         steps = f"calibrate, plan, decode at {loads} loads, check greedy output, report"
+        if goes_on:
+            show(Done(f"going on with what {output} holds"))
         show(Done(f"{steps}: {duration}"))
         result = run_demo(output, progress=show, quick=quick)
         show("writing the report")
@@ -72,21 +78,8 @@ def demo_command(
         has_pdf = find_spec("typst") is not None
         if has_pdf:
             write_report(data, output / "report.pdf")
+    unfinished.unlink()
     _print_summary(result, output, time.monotonic() - started, has_pdf=has_pdf)
-
-
-@contextmanager
-def _kept(records: Path) -> Iterator[None]:
-    """Says what is kept of an interrupted demo."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if records.exists():
-            print(
-                f"kept what was measured; magicdec report {records} -o report.html shows it",
-                file=sys.stderr,
-            )
-        raise
 
 
 def _print_chosen(result: DemoResult) -> None:

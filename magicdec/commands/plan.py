@@ -88,7 +88,7 @@ def plan_command(asked: PlanOptions) -> None:
     else:
         options.require(asked.tokenizer is None, "--tokenizer goes with --logs")
     request = request_of(**stated)
-    with shown_progress(not request.has_arrivals) as show:
+    with shown_progress(not request.has_arrivals, after_s=2.0) as show:
         answer = make_plan(request, show)
     if asked.record is not None:
         _record(answer, asked.record)

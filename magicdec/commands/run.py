@@ -24,6 +24,7 @@ from magicdec.commands.options import (
     require,
 )
 from magicdec.errors import ConfigError, MagicdecError
+from magicdec.progress import kept
 from magicdec.specs.speculation import (
     LOOKUP_METHODS,
     NOT_RUN,
@@ -188,7 +189,14 @@ def run_command(asked: RunOptions) -> None:
         asked.engine == "ours" or asked.save_output is None,
         "--save-output needs --engine ours",
     )
-    results = _run(requests, outputs)
+
+    def what_is_kept() -> str:
+        if asked.records is None or not asked.records.exists():
+            return "nothing is kept: --records keeps what is measured"
+        return f"{asked.records} keeps what was measured; --resume goes on with it"
+
+    with kept(what_is_kept):
+        results = _run(requests, outputs)
     if results is None:
         return  # the first of torchrun's ranks prints
     from magicdec.reports.terminal import print_run

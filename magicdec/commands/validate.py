@@ -19,7 +19,7 @@ from magicdec.commands.options import (
     print_as,
     require,
 )
-from magicdec.progress import shown_progress
+from magicdec.progress import kept, shown_progress
 
 if TYPE_CHECKING:
     from magicdec.schema.comparison import Comparison
@@ -136,7 +136,12 @@ def grid_command(
     bind_threads()
     from magicdec.calibrate.local_profile import load_local_profile
 
-    with shown_progress(quiet) as show:
+    def what_is_kept() -> str:
+        if not records.exists():
+            return "nothing is kept"
+        return f"{records} keeps what was measured; the command again goes on with it"
+
+    with shown_progress(quiet) as show, kept(what_is_kept):
         local = None
         if profile:
             local = load_local_profile(profile)

@@ -49,10 +49,12 @@ def traffic_line(traffic: Traffic) -> str:
     with_other = f"with {load_name(other)}"
     if other.num_gpus > best.num_gpus:
         return f"{line}; {with_other} it takes {_devices_for(other)}"
+    line = f"{line}; {with_other} it takes {other.num_gpus} too"
     if best.highest_rate_per_s is None or other.highest_rate_per_s is None:
-        return f"{line}; {with_other} it takes as many"
+        return line
     highest = _highest_rate(best)
-    return f"{line}: up to {highest} requests/s, {with_other} {_highest_rate(other)}"
+    line = f"{line}. They keep up to {highest} requests/s"
+    return f"{line}, {with_other} {_highest_rate(other)}"
 
 
 def _highest_rate(load: TrafficLoad) -> str:

@@ -26,6 +26,7 @@ from magicdec.reports.columns import (
     is_known,
 )
 from magicdec.reports.sentences import (
+    acceptance_line,
     considered,
     is_sparse_self,
     lengths_text,
@@ -488,6 +489,9 @@ def _print_traffic(
     rates.
     """
     console.print(traffic_line(traffic), style="bold")
+    acceptance = acceptance_line(answer.choice)
+    if acceptance:
+        console.print(acceptance)
     rate = format_number(traffic.rate_per_s)
     console.print(percentiles_line(traffic.best))
     sure = sure_devices_line(traffic)

@@ -19,7 +19,9 @@ from typing import NamedTuple, cast
 import torch
 
 from magicdec.calibrate.acceptance_bench import AcceptanceRequest
+from magicdec.calibrate.local_profile import load_local_profile
 from magicdec.calibrate.machine import obtain_profile
+from magicdec.calibrate.unfinished import unfinished_path
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.environment import ReferenceKernels
 from magicdec.measure.rank import benchmark
@@ -37,16 +39,15 @@ from magicdec.units import format_seconds
 from magicdec.validate.grid import freeze_predictions, plan_local
 
 NEAR_TIE = 1e-5
-DEMO_STAGE_SHARES = (90.0, 5.0, 13.0, 85.0, 10.0)
-"""About how the time goes, for the display alone: the calibration, the three workloads (seconds
-between the records of results/demo-2-cores.jsonl, for the configurations of today), and the greedy
-check."""
+DEMO_STAGE_SHARES = (235.0, 7.0, 45.0, 205.0, 10.0)
+"""About how the time goes, for the display alone, in seconds of two busy cores: the calibration, the
+three workloads, and the greedy check."""
 BUDGETS = (64, 256, 512)
 OTHERS_GAMMA = 3
 """Drafted tokens of the drafts that are measured beside the plan's."""
-MAIN = BenchmarkRequest(model="embedded", batch_size=32, context_len=4096, gen_len=64)
+MAIN = BenchmarkRequest(model="embedded", batch_size=32, context_len=4096, gen_len=32)
 SMALL = BenchmarkRequest(model="embedded", batch_size=1, context_len=512, gen_len=64)
-MIDDLE = BenchmarkRequest(model="embedded", batch_size=8, context_len=2048, gen_len=64)
+MIDDLE = BenchmarkRequest(model="embedded", batch_size=8, context_len=2048, gen_len=48)
 GREEDY = BenchmarkRequest(
     model="embedded",
     batch_size=8,
@@ -91,30 +92,36 @@ class DemoResult(NamedTuple):
 
 def run_demo(directory: Path, *, progress: Progress, quick: bool = False) -> DemoResult:
     """Runs everything and leaves profile, plan and records in `directory`, each as soon as it is
-    there.
+    there. What an interrupted demo left there is not measured again.
     """
     records = directory / "records.jsonl"
+    local = directory / "local.toml"
     stages = Stages(progress, DEMO_STAGE_SHARES)
     ended = _stage_clock(progress)
     others = other_drafts(MAIN.model)
     acceptance = AcceptanceRequest(
         model=MAIN.model,
         draft_budgets=BUDGETS,
-        num_prompts=24,
+        num_prompts=16,
         gen_len=128,
         beside=others,
     )
     if quick:
         acceptance = replace(acceptance, num_prompts=8, gen_len=48)
-    profile = obtain_profile(
-        MAIN.model,
-        request=acceptance,
-        quick=quick,
-        head=head_beside(MAIN.model),
-        progress=stages.stage(0),
-    )
-    profile.save(directory / "local.toml")
-    ended(f"calibrated this machine: {directory / 'local.toml'}")
+    if not local.exists():
+        # every other shape, in three rounds: the loads are measured with more
+        profile = obtain_profile(
+            MAIN.model,
+            request=acceptance,
+            quick=True,
+            head=head_beside(MAIN.model),
+            keep=unfinished_path(local),
+            progress=stages.stage(0),
+        )
+        profile.save(local)
+        unfinished_path(local).unlink()
+    profile = load_local_profile(local)
+    ended(f"calibrated this machine: {local}")
     stages.stage(1)("planning")
     plan = plan_local(MAIN, profile, draft_budgets=BUDGETS)
     budgets = tuple(budget for budget in BUDGETS if budget < SMALL.context_len)
@@ -139,6 +146,7 @@ def run_demo(directory: Path, *, progress: Progress, quick: bool = False) -> Dem
         rows = benchmark(
             request,
             records=records,
+            resume=True,
             references=references,
             progress=stages.stage(number),
         )

@@ -13,7 +13,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from magicdec import api
-from magicdec.cli import app, register_commands
+from magicdec.cli import app, main, register_commands
+from magicdec.progress import Interrupted
 from magicdec.schema.record import read_records
 from tests.processes import Program, magicdec
 
@@ -134,3 +135,19 @@ def test_every_option_stands_in_a_group_of_its_command_s_help() -> None:
         for param in getattr(command, "params", ()):
             if param.param_type_name == "option" and not param.hidden:
                 assert max(param.opts, key=len) in done.output
+
+
+@pytest.mark.parametrize("said", ["", "a.jsonl keeps what was measured"])
+def test_an_interrupted_command_says_what_is_kept(
+    said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise Interrupted(said) if said else KeyboardInterrupt
+
+    monkeypatch.setattr("magicdec.cli._run", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == (
+        f"magicdec: interrupted; {said or 'nothing is kept'}\n"
+    )

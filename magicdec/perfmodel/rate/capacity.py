@@ -117,7 +117,7 @@ def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> 
         )
     load = Load.of(request, model)
     layouts = served_layouts(load, model)
-    stages = Stages(progress, (1.0, 3.0, 4.0, 8.0))
+    stages = Stages(progress, (1.0, 4.0, 2.0, 5.0))
     plain = [layout for layout in layouts if layout.option is None]
     drafted = [layout for layout in layouts if layout.option is not None]
     alone = _fewest(load, plain, MOST_DEVICES, stages.stage(0))
