@@ -22,13 +22,14 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from magicdec.errors import ConfigError, MagicdecError, StorageError
-from magicdec.units import MIB, format_bytes
+from magicdec.units import MIB, MOST_BITS, format_bytes
 
 PROFILE_LIMIT_BYTES = 64 * MIB
 """Size above which no profile, configuration or grid is read."""
 RESULTS_LIMIT_BYTES = 1024 * MIB
 """Size above which no records and no result file of another tool are read."""
 MAX_DEPTH = 100
+TOO_LARGE = f"it has a whole number of more than {MOST_BITS} bits"
 TOO_DEEP = f"it nests more than {MAX_DEPTH} deep"
 LONG_KEY = re.compile(
     r"""(?:\.\s*(?:[\w-]+|"[^"\n]*"|'[^'\n]*')\s*)""" + f"{{{MAX_DEPTH}}}"
@@ -242,17 +243,17 @@ def bounded(decode: Callable[[Any], Any], text: Any) -> Any:
         document = decode(text)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
-    level = [document]
-    for _ in range(MAX_DEPTH + 1):
-        children: list[Any] = []
-        for parent in level:
-            if isinstance(parent, dict):
-                children += parent.values()
-            elif isinstance(parent, list):
-                children += parent
-        level = [child for child in children if isinstance(child, dict | list)]
-        if not level:
+    children: list[Any] = [document]
+    for _ in range(MAX_DEPTH + 2):
+        for child in children:
+            if isinstance(child, int) and child.bit_length() > MOST_BITS:
+                raise ValueError(TOO_LARGE)
+        parents = [child for child in children if isinstance(child, dict | list)]
+        if not parents:
             return document
+        children = []
+        for parent in parents:
+            children += parent.values() if isinstance(parent, dict) else parent
     raise ValueError(TOO_DEEP)
 
 

@@ -210,6 +210,6 @@ def _is_random(word: str) -> bool:
         usual_word = sum(map(len, small)) / len(small)
         return usual_word < 3.5 and len(digits) + len(capitals) >= 8
     words = re.findall(r"[A-Za-z]+", letters)
-    if len(parts) > 1 or len(digits) < 3 or not words:
+    if len(parts) > 1 or not 3 <= len(digits) <= 0.85 * len(letters) or not words:
         return False
     return sum(map(len, words)) / len(words) < 8.0

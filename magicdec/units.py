@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 MICRO = 1e-6
 MILLI = 1e-3
 MEGA = 1e6
@@ -96,6 +98,31 @@ def parse_share(text: str) -> float | None:
     return share
 
 
+LARGEST_NUMBER = 1e18
+"""Size beyond which nothing is measured here."""
+LARGEST_COUNT = 10**15
+"""More of anything than is counted here."""
+MOST_BITS = 64
+"""Bits of a whole number in a document: clocks in nanoseconds and hashes fill them."""
+
+
+def whole_number(text: str) -> int:
+    """A whole number as it is written. Raises ValueError, also for one beyond `LARGEST_COUNT`."""
+    digits = text.strip()
+    if len(digits) > 2 * len(str(LARGEST_COUNT)) or abs(int(digits)) > LARGEST_COUNT:
+        raise ValueError(f"a whole number of at most {LARGEST_COUNT:.0e} is expected")
+    return int(digits)
+
+
+def read_number(value: Any, *, most: float = LARGEST_NUMBER) -> float:
+    """A number of a document or a log. Raises ValueError where it is not finite or is beyond `most`,
+    TypeError where it is none."""
+    read = float(value)
+    if not abs(read) <= most:
+        raise ValueError(f"a number of {read:g}, beyond {most:g}")
+    return read
+
+
 COUNT_SUFFIXES = {"k": KIB, "m": MIB}
 
 
@@ -104,8 +131,8 @@ def parse_count(text: str) -> int:
     text = text.strip().lower()
     scale = COUNT_SUFFIXES.get(text[-1:])
     if scale is None:
-        return int(text)
-    return int(text[:-1]) * scale
+        return whole_number(text)
+    return whole_number(text[:-1]) * scale
 
 
 def format_count(number: int, noun: str) -> str:

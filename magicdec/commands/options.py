@@ -20,7 +20,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from magicdec.commands.engine_options import as_ours, quoted_server_command
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.reports.text import plain_console
-from magicdec.units import parse_count, parse_share
+from magicdec.units import LARGEST_COUNT, parse_count, parse_share
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -325,6 +325,16 @@ class Command(TyperCommand):
             args = quoted_server_command(args, names=names, flags=flags)
         read = as_ours(args, names=names, counts=counts, say=_say)
         return super().parse_args(ctx, read)
+
+    def invoke(self, ctx: Any) -> Any:
+        for param in self.get_params(ctx):
+            value = ctx.params.get(param.name)
+            if isinstance(value, int) and abs(value) > LARGEST_COUNT:
+                raise ConfigError(
+                    f"{param.opts[0]} must be at most {LARGEST_COUNT:.0e}, and has "
+                    f"{value.bit_length() // 3.32:.0f} digits"
+                )
+        return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         records = {}

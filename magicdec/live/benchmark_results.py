@@ -29,7 +29,7 @@ from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.files import RESULTS_LIMIT_BYTES, json_documents, read_text
 from magicdec.live.drive import MIN_STEPS, Measured, SentLoad, check_enough
-from magicdec.units import GIGA, MILLI
+from magicdec.units import GIGA, LARGEST_NUMBER, MILLI, read_number
 
 MAX_PREFILL_SHARE = 0.1
 """Share of a request's decoding that others may wait for their prompts, where only its first and last
@@ -41,6 +41,10 @@ an event.
 BINS_PER_DOUBLING = 2.0
 """Requests whose batch and prompt round to the same half of a doubling are one load."""
 UNITS_S = {"ns": 1 / GIGA, "us": MILLI * MILLI, "ms": MILLI, "s": 1.0, "sec": 1.0}
+
+
+MOST_EVENTS = 1e7
+"""Events of a streamed request, more than any output has tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +129,14 @@ def runs_of_guidellm(report: Any) -> list[list[TimedRequest]]:
                 continue
             requests.append(
                 TimedRequest(
-                    start_s=float(timings["request_start"]),
+                    start_s=read_number(timings["request_start"]),
                     events_s=np.linspace(
-                        float(first), float(last), max(int(events), 1)
+                        read_number(first),
+                        read_number(last),
+                        max(int(read_number(events, most=MOST_EVENTS)), 1),
                     ),
-                    prompt_len=int(entry["prompt_tokens"]),
-                    output_len=int(entry["output_tokens"]),
+                    prompt_len=int(read_number(entry["prompt_tokens"])),
+                    output_len=int(read_number(entry["output_tokens"])),
                     is_timed=False,
                     is_drafted=bool(
                         (entry.get("response_metrics") or {}).get(
@@ -157,16 +163,20 @@ def requests_of_aiperf(records: Sequence[Any]) -> list[TimedRequest]:
         if "time_to_first_token" not in metrics:
             continue
         gaps = metrics.get("inter_chunk_latency", {"value": [], "unit": "ms"})
-        start = float(metadata["request_start_ns"]) / GIGA
+        start = (
+            read_number(metadata["request_start_ns"], most=LARGEST_NUMBER * GIGA) / GIGA
+        )
         waited = metrics["time_to_first_token"]
-        first = start + float(waited["value"]) * UNITS_S[waited["unit"]]
-        between = np.asarray(gaps["value"], dtype=np.float64) * UNITS_S[gaps["unit"]]
+        first = start + read_number(waited["value"]) * UNITS_S[waited["unit"]]
+        between = (
+            np.array(list(map(read_number, gaps["value"]))) * UNITS_S[gaps["unit"]]
+        )
         requests.append(
             TimedRequest(
                 start_s=start,
                 events_s=first + np.concatenate([[0.0], np.cumsum(between)]),
-                prompt_len=int(metrics["input_sequence_length"]["value"]),
-                output_len=int(metrics["output_sequence_length"]["value"]),
+                prompt_len=int(read_number(metrics["input_sequence_length"]["value"])),
+                output_len=int(read_number(metrics["output_sequence_length"]["value"])),
                 is_timed=True,
                 is_drafted=bool(record.get("spec_decode_acceptance")),
             )

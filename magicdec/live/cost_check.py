@@ -29,7 +29,7 @@ from magicdec.perfmodel.serving import whole_requests
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.specs.engine import EngineProfile
-from magicdec.units import MILLI
+from magicdec.units import MILLI, read_number
 
 NAME = re.compile(r"cost-(?:plain|k(\d+)-(\d+(?:\.\d+)?))")
 FACTORS = (
@@ -75,14 +75,14 @@ def read_cost_run(path: Path) -> CostRun:
     lines = read_text(path, limit_bytes=RESULTS_LIMIT_BYTES).strip()
     try:
         result = json.loads(lines.splitlines()[-1] if "\n{" in lines else lines)
-        completed = float(result["completed"])
+        completed = read_number(result["completed"])
         run = CostRun(
             gamma=int(named[1] or 0),
-            tokens=float(named[2] or 1.0),
-            tpot_s=float(result["mean_tpot_ms"]) * MILLI,
-            concurrency=float(result["max_concurrency"]),
-            prompt_len=float(result["total_input_tokens"]) / completed,
-            output_len=float(result["total_output_tokens"]) / completed,
+            tokens=read_number(named[2] or 1.0),
+            tpot_s=read_number(result["mean_tpot_ms"]) * MILLI,
+            concurrency=read_number(result["max_concurrency"]),
+            prompt_len=read_number(result["total_input_tokens"]) / completed,
+            output_len=read_number(result["total_output_tokens"]) / completed,
         )
     except (ValueError, TypeError, KeyError, ZeroDivisionError, IndexError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)

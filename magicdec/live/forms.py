@@ -137,7 +137,7 @@ def seen_in(
         else:
             readings = form.read("\n".join(text for _, text in texts))
         return observation_of(replace(readings, form=form.name))
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else "another structure"
         raise ConfigError(
             f"{texts[0][0]} is told to be of the form {form.name}, and has {what}"

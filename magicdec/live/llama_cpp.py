@@ -16,7 +16,7 @@ from magicdec.live.engine_logs import Totals, draft_named
 from magicdec.live.metrics import LLAMA_CPP
 from magicdec.live.observation import UNNAMED, CounterIncreases, ServedDraft
 from magicdec.live.reading import Reading, Readings
-from magicdec.units import MILLI
+from magicdec.units import MILLI, read_number
 
 PRINTED = {
     "prompt": re.compile(r"prompt eval time\s*=\s*([\d.]+) ms /\s*(\d+) tokens"),
@@ -72,8 +72,8 @@ def read_llama_log(text: str) -> Readings:
         elif "draft acceptance" in line and requests:
             accepted = PRINTED["accepted"].search(line)
             if accepted is not None:
-                requests[-1].accepted = float(accepted[1])
-                requests[-1].drafted = float(accepted[2])
+                requests[-1].accepted = read_number(accepted[1])
+                requests[-1].drafted = read_number(accepted[2])
         elif "#gen drafts" in line and requests:
             method = PRINTED["method"].search(line)
             count = PRINTED["drafts"].search(line)
@@ -83,7 +83,7 @@ def read_llama_log(text: str) -> Readings:
                     draft = ServedDraft(name="ngram", method="ngram")
                 else:
                     draft = draft_named(method[1].removeprefix("draft-")) or draft
-                (requests[-1].drafts,) = totals.increase(float(count[1]))
+                (requests[-1].drafts,) = totals.increase(read_number(count[1]))
     return readings_of(requests, draft)
 
 
@@ -92,7 +92,10 @@ def _read_times(line: str, requests: list[LlamaRequest]) -> None:
     prompt = PRINTED["prompt"].search(line)
     if prompt is not None:
         requests.append(
-            LlamaRequest(prompt_len=float(prompt[2]), prompt_s=float(prompt[1]) * MILLI)
+            LlamaRequest(
+                prompt_len=read_number(prompt[2]),
+                prompt_s=read_number(prompt[1]) * MILLI,
+            )
         )
         return
     output = PRINTED["output"].search(line)
@@ -100,8 +103,8 @@ def _read_times(line: str, requests: list[LlamaRequest]) -> None:
         return
     if not requests or requests[-1].eval_s is not None:
         requests.append(LlamaRequest())
-    requests[-1].eval_s = float(output[1]) * MILLI
-    requests[-1].tokens = float(output[2])
+    requests[-1].eval_s = read_number(output[1]) * MILLI
+    requests[-1].tokens = read_number(output[2])
 
 
 def is_llama_report(text: str) -> bool:
@@ -110,7 +113,7 @@ def is_llama_report(text: str) -> bool:
 
 def read_llama_report(text: str) -> Readings:
     """The end of llama-speculative: "n_drafted = 1207", "decoded 256 tokens in 3.9 seconds"."""
-    told = {name: float(value) for name, value in TOTALS.findall(text)}
+    told = {name: read_number(value) for name, value in TOTALS.findall(text)}
     decoded = DECODED.findall(text)
     request = LlamaRequest(
         tokens=told.get("n_predict", 0.0),
@@ -118,8 +121,8 @@ def read_llama_report(text: str) -> Readings:
         drafted=told["n_drafted"],
     )
     if decoded:
-        request.tokens = float(decoded[-1][0])
-        request.eval_s = float(decoded[-1][1])
+        request.tokens = read_number(decoded[-1][0])
+        request.eval_s = read_number(decoded[-1][1])
     readings = readings_of([request], None)
     if told.get("n_draft"):
         readings = replace(readings, gamma=max(int(told["n_draft"]), 1))
@@ -139,10 +142,10 @@ def read_llama_answers(documents: Sequence[Any]) -> Readings:
         accepted = timings.get("draft_n_accepted")
         numbers = {}
         for quantity, (name, unit) in TIMINGS.items():
-            numbers[quantity] = float(timings.get(name) or 0.0) * unit
+            numbers[quantity] = read_number(timings.get(name) or 0.0) * unit
         requests.append(
             LlamaRequest(
-                accepted=None if accepted is None else float(accepted), **numbers
+                accepted=None if accepted is None else read_number(accepted), **numbers
             )
         )
     return readings_of(requests, None)

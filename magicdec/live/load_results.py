@@ -32,7 +32,7 @@ from magicdec.live.reading import Reading, Readings
 from magicdec.perfmodel.acceptance.files import histogram_survivors
 from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
 from magicdec.redaction import quoted
-from magicdec.units import MILLI
+from magicdec.units import MILLI, read_number
 
 NAMES = {
     "requests": ("successful requests", "completed", "request count"),
@@ -287,10 +287,10 @@ def read_result(documents: Sequence[Any]) -> Readings:
         run = LoadRun()
         for name, value in document.items():
             if isinstance(value, int | float):
-                run.add(name, float(value))
+                run.add(name, read_number(value))
         rates = document.get("spec_decode_per_position_acceptance_rates")
         for position, rate in enumerate(rates or ()):
-            run.add(f"position {position}", float(rate) * 100.0)
+            run.add(f"position {position}", read_number(rate) * 100.0)
         run.engine = str(document.get("backend") or "").lower()
         run.model = quoted(document.get("model_id") or "")[:200]
         runs.append(run)
@@ -315,7 +315,7 @@ def read_summary(documents: Sequence[Any]) -> Readings:
         run = LoadRun()
         for name, told in document.items():
             if isinstance(told, dict) and isinstance(told.get("avg"), int | float):
-                run.add(name, float(told["avg"]), str(told.get("unit") or ""))
+                run.add(name, read_number(told["avg"]), str(told.get("unit") or ""))
         runs.append(run)
     return _readings(runs)
 
@@ -347,7 +347,9 @@ def _of_means(metrics: Mapping[str, Any]) -> LoadRun:
     for quantity, name in GUIDELLM_MEANS.items():
         mean = ((metrics.get(name) or {}).get("successful") or {}).get("mean")
         if isinstance(mean, int | float):
-            numbers[quantity] = float(mean) * (MILLI if quantity in TIMES else 1.0)
+            numbers[quantity] = read_number(mean) * (
+                MILLI if quantity in TIMES else 1.0
+            )
     return LoadRun(numbers=numbers)
 
 
@@ -375,9 +377,9 @@ def _of_requests(requests: Sequence[TimedRequest], duration: Any) -> LoadRun:
     began_s = min(request.start_s for request in requests)
     took_s = max(request.last_s for request in requests) - began_s
     if isinstance(duration, int | float) and duration > 0.0:
-        took_s = float(duration)
+        took_s = read_number(duration)
     numbers = {
-        "requests": float(count),
+        "requests": read_number(count),
         "input_tokens": math.fsum(request.prompt_len for request in requests),
         "output_tokens": outputs,
         "ttft": waited_s / count,

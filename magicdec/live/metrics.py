@@ -22,7 +22,7 @@ from typing import Literal
 from magicdec.errors import ConfigError, ServerError, unknown_choice
 from magicdec.live.http import Address, get
 from magicdec.redaction import quoted
-from magicdec.schema.record import LARGEST_NUMBER
+from magicdec.units import LARGEST_NUMBER
 
 Labels = Mapping[str, str]
 ServingEngine = Literal["vllm", "sglang", "trtllm", "llama.cpp"]

@@ -25,7 +25,6 @@ from magicdec.errors import ConfigError, ServerError, unknown_choice
 from magicdec.live.metrics import DRAFT_INFO, Scrape, Target, cache_tokens, restarted
 from magicdec.naming import draft_name
 from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
-from magicdec.schema.record import LARGEST_NUMBER
 from magicdec.specs.speculation import (
     DRAFT_METHODS,
     LOOKUP_METHODS,
@@ -34,6 +33,7 @@ from magicdec.specs.speculation import (
     SPARSE_METHODS,
     DraftMethod,
 )
+from magicdec.units import LARGEST_NUMBER
 
 MAX_COUNTED_CONTEXT = 10**9
 """Tokens of a sequence at most, in what a server counts and a user says."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -125,8 +124,9 @@ def _checked(row: LoggedRow) -> LoggedRow:
     for text in (checked.prompt, checked.output):
         if isinstance(text, list) and len({type(part) for part in text}) > 1:
             raise UnreadableError("a prompt of both messages and token ids")
-    if checked.arrival_s is not None and not math.isfinite(checked.arrival_s):
-        raise UnreadableError("a time that is no number")
+    arrival_s = checked.arrival_s
+    if arrival_s is not None and not abs(arrival_s) <= MILLISECONDS_FROM:
+        raise UnreadableError("a time that no clock shows")
     return checked
 
 
@@ -519,13 +519,11 @@ def _seconds(value: Any) -> float | None:
     if not isinstance(value, int | float | str):
         return None
     seconds = float(value)
-    if not math.isfinite(seconds):
-        return None
     # Nanoseconds are the smallest unit that clocks are logged in.
     for _ in range(3):
         if seconds > MILLISECONDS_FROM:
             seconds /= 1000.0
-    if seconds > MILLISECONDS_FROM:
+    if not abs(seconds) <= MILLISECONDS_FROM:
         return None
     return seconds
 

@@ -33,6 +33,7 @@ import msgspec
 
 from magicdec.errors import StorageError
 from magicdec.files import RESULTS_LIMIT_BYTES, check_writable, decode_json, read_bytes
+from magicdec.units import LARGEST_NUMBER
 
 RECORD_SCHEMA_VERSION = 1
 BASELINE_MBU_FLOOR = 0.6
@@ -200,11 +201,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 fields.append(f"{name} {size}")
         return hashlib.sha256("\x1f".join(fields).encode()).hexdigest()[:16]
 
-
-LARGEST_NUMBER = 1e18
-"""Bound of every quantity of a record. A number beyond it is damaged, and no figure could be scaled
-to it.
-"""
 
 SPREAD_FIELDS = ("pp_size", "dp_size", "ep_size")
 CONFIGURATION_FIELDS = (

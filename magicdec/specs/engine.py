@@ -481,7 +481,7 @@ def _stated_days(text: str) -> tuple[date, date, date] | None:
 
 def version_number(version: str) -> tuple[int, ...]:
     """(0, 12, 0) of "0.12.0rc1": what orders versions."""
-    numbers = re.match(r"\D*(\d+(?:\.\d+)*)", version)
+    numbers = re.match(r"\D*(\d{1,9}(?:\.\d{1,9})*)", version)
     if numbers is None:
         return ()
     return tuple(int(part) for part in numbers[1].split("."))

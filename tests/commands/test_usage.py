@@ -210,3 +210,11 @@ def test_a_number_format_goes_by_torchs_name_and_by_the_profiles(
         "bfloat16",
         "fp8,bf16",
     )
+
+
+def test_no_option_takes_more_than_is_counted(program: Program) -> None:
+    """A number that no float holds is one line, wherever it stands."""
+    digits = "9" * 400
+    assert "--gpus must be at most 1e+15" in program("plan", "--gpus", digits).refusal
+    assert "unknown hardware" in program("plan", "--hardware", f"{digits}xh100").refusal
+    assert "--batch must be numbers" in program("plan", "--batch", digits).refusal

@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import math
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from magicdec.errors import ConfigError, StorageError, closest
+from magicdec.errors import ConfigError, ServerError, StorageError, closest
 from magicdec.live import engine_logs, load_results
 from magicdec.live.engine_logs import read_sglang_log, read_vllm_log
 from magicdec.live.forms import read_files, seen_in
@@ -22,6 +23,7 @@ from magicdec.live.llama_cpp import read_llama_log
 from magicdec.live.metrics import VLLM
 from magicdec.live.observation import CounterIncreases
 from magicdec.live.reading import Reading, Readings, observation_of
+from magicdec.live.show import View
 from magicdec.specs.families import architecture
 
 WHOLE = st.integers(1, 500).map(float)
@@ -677,3 +679,28 @@ def test_names_of_thousands_of_letters_are_not_compared() -> None:
         architecture("y" * 20_000, "here")
     assert time.process_time() - begun < 1.0
     assert closest("llama-3.1-8", ["llama-3.1-8b"]) == ["llama-3.1-8b"]
+
+
+SAMPLES = Path(__file__).resolve().parents[2] / "docs" / "samples" / "logs"
+HUGE = ("9" * 400, "9" * 25, "1e400", "-1e300")
+
+
+@pytest.mark.parametrize("path", sorted(SAMPLES.iterdir()), ids=lambda path: path.name)
+def test_a_number_that_none_has_is_refused_or_unread(path: Path) -> None:
+    """The first number behind each name, as one of 400 digits and as one that no float holds: an answer of finite
+    numbers or one line."""
+    text = path.read_text(encoding="utf-8")
+    places: dict[str, re.Match[str]] = {}
+    for found in re.finditer(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.])", text):
+        name = re.sub(r"[^a-z]", "", text[: found.start()][-24:].lower())
+        places.setdefault(name, found)
+    for place, found in enumerate(places.values()):
+        digits = HUGE[place % len(HUGE)]
+        changed = f"{text[: found.start()]}{digits}{text[found.end() :]}"
+        try:
+            seen = seen_in([("a file", changed)])
+        except (ConfigError, ServerError):
+            continue
+        if seen is not None:
+            shown = "\n".join(View().lines(seen))
+            assert not re.search(r"\b(?:inf|nan)\b", shown), (found, shown)

@@ -322,3 +322,19 @@ def test_a_template_that_refuses_its_messages_leaves_a_row_unread(
         TextTokenizer(folder).message_ids(ASKED)
     with pytest.raises(ConfigError, match="is no tokenizer"):
         TextTokenizer(folder / "tokenizer_config.json")
+
+
+@pytest.mark.parametrize("time", [1e18, -1e18, 1e30])
+def test_a_time_that_no_clock_shows_is_no_arrival(time: float) -> None:
+    """A benchmark's own start times, which are seconds; a stamp of nanoseconds since 1970 is a time."""
+    row = {
+        "input_lens": [4],
+        "output_lens": [2],
+        "generated_texts": ["a b"],
+        "errors": [""],
+        "start_times": [time],
+    }
+    with pytest.raises(UnreadableError, match="a time that no clock shows"):
+        rows_of(row, {})
+    stamped = {"prompt": "a", "completion": "b", "timestamp": 1.8e18}
+    assert [each.arrival_s for each in rows_of(stamped, {})] == [1.8e9]

@@ -563,3 +563,26 @@ def test_a_command_that_its_engine_takes_is_read(
         assert getattr(command, name) == value, name
     assert not command.not_understood
     assert not command.problems
+
+
+DIGITS = "9" * 400
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"vllm serve m -tp {DIGITS}", "-tp must be a whole number"),
+        (f"""vllm serve m --speculative-config '{{"method": "ngram", "num_speculative_tokens": {DIGITS}}}'""", "must"),
+        (f"vllm serve m --num-gpu-blocks-override {10**16}", "must be a whole number"),
+        (f"docker run --gpus {DIGITS} vllm/vllm-openai --model m", ""),
+        (f"SGLANG_SIMULATE_ACC_LEN={DIGITS} python -m sglang.launch_server --model-path m "
+         "--speculative-algorithm NGRAM", ""),
+        (f"pip install vllm=={DIGITS * 20}\nvllm serve m", ""),
+    ],
+)  # fmt: skip
+def test_a_number_of_hundreds_of_digits_is_refused_or_unread(
+    text: str, said: str
+) -> None:
+    assert said in refusal(text)
+    if not said:
+        assert read(text).num_gpus is None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+import magicdec
 from magicdec.errors import ConfigError
 from magicdec.live.check import AskedLoad, check_command
 from magicdec.perfmodel.footprint import weights_bytes
@@ -205,3 +206,11 @@ def test_a_size_given_to_a_check_takes_the_name_s_place():
 )  # fmt: skip
 def test_a_type_that_is_not_listed_is_the_nearest_of_its_kind(label, name):
     assert gguf_format(label) == name
+
+
+def test_four_bits_that_an_option_names_weigh_as_those_of_a_checkpoint():
+    """Of one model: --weight-dtype int4, and its AWQ configuration; 3.9 % more than bare halves of bytes."""
+    asked = {"hardware": "h100", "batch": 1, "context": 4096, "draft": "ngram"}
+    named = magicdec.plan(model="qwen3-32b", weight_dtype="int4", **asked)
+    published = magicdec.plan(model="qwen3-32b-awq", **asked)
+    assert named.memory.weights_bytes == published.memory.weights_bytes

@@ -46,7 +46,7 @@ from magicdec.perfmodel.acceptance.profile import (
     constant_profile,
 )
 from magicdec.perfmodel.acceptance.replayed import ReplayedProfile
-from magicdec.units import MIB
+from magicdec.units import MIB, read_number
 
 PROFILES_DIRECTORY = (
     Path(__file__).resolve().parents[2] / "specs" / "data" / "acceptance"
@@ -307,6 +307,10 @@ def _histogram_of(document: Any) -> Any:
     return next(filter(None, (holder.get(name) for name in SGLANG_NAMES)))
 
 
+MOST_STEPS = 1e7
+"""Steps of a request, more than any output has tokens."""
+
+
 def histogram_survivors(acceptance: Any) -> list[Any]:
     """Survivors from a request's acceptance_histogram, a list by accepted drafts or a mapping. []:
     it has none.
@@ -320,7 +324,9 @@ def histogram_survivors(acceptance: Any) -> list[Any]:
     if isinstance(histogram, dict):
         pairs = histogram.items()
     counts = {int(accepted): int(steps) for accepted, steps in pairs}
-    depth = acceptance.get("num_spec_tokens") or max(counts)
+    depth = int(
+        read_number(acceptance.get("num_spec_tokens") or max(counts), most=MOST_STEPS)
+    )
     if max(counts) > depth or min(counts.values()) < 0:
         raise ValueError(
             f"no histogram of at most {depth} accepted drafts: {histogram}"
@@ -338,7 +344,7 @@ def _sglang(document: Any) -> list[Any]:
         raise ValueError("no histogram of accepted drafts")
     lengths = []
     for accepted, steps in enumerate(histogram):
-        lengths += [accepted] * int(steps)
+        lengths += [accepted] * int(read_number(steps, most=MOST_STEPS))
     return [lengths]
 
 

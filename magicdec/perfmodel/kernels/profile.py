@@ -165,12 +165,12 @@ OTHER_ACCELERATORS = re.compile(
 )
 """Names of accelerators, and of their cloud instances, that no engine here drives as a GPU."""
 COUNTED = re.compile(
-    r"(?:(?P<nodes>\d+)\s*[x*]\s*)?(?P<count>\d+)\s*[x*]\s*(?P<name>.*)"
+    r"(?:(?P<nodes>\d{1,6})\s*[x*]\s*)?(?P<count>\d{1,6})\s*[x*]\s*(?P<name>.*)"
 )
 
 
 COUNTED_AFTER = re.compile(r"(?P<name>[^/]*[a-z][^/]*?)\s*[:x*]\s*(?P<count>\d{1,3})")
-OF_LAMBDA = re.compile(r"^gpu_(\d+)x_")
+OF_LAMBDA = re.compile(r"^gpu_(\d{1,6})x_")
 """An instance of Lambda's, "gpu_8x_h100_sxm5"."""
 PRICED = re.compile(r"(?P<name>.+)=(?P<price>\d+(\.\d*)?)")
 EVERY_GPU = "all"

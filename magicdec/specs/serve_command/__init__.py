@@ -59,7 +59,7 @@ PROMPT = re.compile(
 )
 """A terminal's prompt before a command or an option that was copied with it."""
 GRANTED = re.compile(
-    r"--(?:gres[= ]gpu:|gpus(?:-per-(?:node|task))?[= ])(?P<name>[A-Za-z][\w-]*):(?P<count>\d+)"
+    r"--(?:gres[= ]gpu:|gpus(?:-per-(?:node|task))?[= ])(?P<name>[A-Za-z][\w-]*):(?P<count>\d{1,6})"
 )
 """Devices that a Slurm job asks for."""
 

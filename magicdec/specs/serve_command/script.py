@@ -21,7 +21,6 @@ from magicdec.specs.serve_command.shell import Shell
 from magicdec.specs.serve_command.start import (
     INSTALLED,
     MARKED,
-    MOST_BITS,
     MOST_STARTS,
     OPEN,
     Given,
@@ -31,6 +30,7 @@ from magicdec.specs.serve_command.start import (
     words_of,
 )
 from magicdec.specs.serve_command.variables import Variables
+from magicdec.units import MOST_BITS
 
 ENGINES = {
     "LLM": "vllm",

@@ -604,7 +604,7 @@ class Shell:
             if isinstance(value, str) and re.fullmatch(r"\d+(?:,\d+)*", value):
                 return len(value.split(","))
         for option, value in _options_of(words[:200]):
-            if option == "--gpus" and value.isdigit():
+            if option == "--gpus" and re.fullmatch(r"\d{1,6}", value):
                 return int(value)
             if option == "--gpus" and "device=" in value:
                 return len(value.strip("\"'").partition("=")[2].strip("\"'").split(","))

@@ -14,6 +14,7 @@ from magicdec.specs.serve_command.server import Speculation
 from magicdec.specs.serve_command.start import SHOWN, model_of
 from magicdec.specs.serve_command.stated import StatedOptions, json_object
 from magicdec.specs.speculation import TreeSpec
+from magicdec.units import LARGEST_COUNT, whole_number
 
 OF_A_MODEL = ("draft_model", "standalone", "drafttarget", "draft_target")
 OTHER_NAMES = {
@@ -176,7 +177,11 @@ def _whole(config: Mapping[str, Any], key: str, *, least: int) -> int | None:
     value = config.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or not least <= value <= LARGEST_COUNT
+    ):
         raise ConfigError(f"{key} must be a whole number, not {value!r:.80}")
     return value
 
@@ -206,9 +211,8 @@ def _lossy(config: Mapping[str, Any]) -> list[str]:
 def _bands(table: Any) -> tuple[tuple[int, int, int], ...]:
     """A table of gammas by batch: rows of (first batch, last batch, gamma)."""
     try:
-        return tuple(
-            (int(first), int(last), int(gamma)) for first, last, gamma in table
-        )
+        rows = [[whole_number(str(number)) for number in row] for row in table]
+        return tuple((first, last, gamma) for first, last, gamma in rows)
     except (TypeError, ValueError, OverflowError):
         raise ConfigError(
             f"{TABLE_KEY} must be rows of first batch, last batch and gamma, not "

@@ -11,6 +11,7 @@ import msgspec
 
 from magicdec.errors import ConfigError, closest
 from magicdec.redaction import redacted
+from magicdec.units import MOST_BITS
 
 STARTS = "vllm serve, python -m sglang.launch_server, trtllm-serve or llama-server"
 IMAGES = {
@@ -47,8 +48,6 @@ MODULES = {
 MOST_TEXT = 1_000_000
 MOST_STARTS = 20
 """Servers of one text that are read; the first is answered."""
-MOST_BITS = 512
-"""Bits of a whole number of a setting; Python writes no number of many more."""
 SHOWN = 80
 """Characters of a value that an error shows."""
 
