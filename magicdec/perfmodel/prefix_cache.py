@@ -60,7 +60,7 @@ def hit_unit_tokens(
     if largest_state == 0.0 or kv_bytes == 0.0:
         return block_tokens
     blocks = math.ceil(math.ceil(largest_state / kv_bytes) / block_tokens)
-    return max(blocks, 1) * block_tokens
+    return blocks * block_tokens
 
 
 def hits_of(setup: ModelSetup, cached: Cached, *, tp_size: Any, gamma: Any) -> Cached:

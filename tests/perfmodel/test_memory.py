@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ from magicdec.perfmodel.memory import (
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import ENGINES_DIRECTORY, load_engine
+from magicdec.specs.parallel import Parallelism
 from magicdec.specs.precision import BF16, Precision
 from magicdec.specs.speculation import MAX_GAMMA, SpeculationSpec
 from tests.perfmodel.passes import forward_pass
@@ -264,3 +267,22 @@ def test_the_share_of_memory_is_the_engine_s_own(engine, hardware, tp, share) ->
     device = load_hardware(hardware)
     taken = float(capacity_bytes(device, load_engine(engine), tp))
     assert taken / device.usable_memory.num_bytes == pytest.approx(share, abs=1e-3)
+
+
+def test_exchanges_take_the_buffers_that_deepep_allocates() -> None:
+    """Its LowLatencyLayout (csrc/config.hpp), for DeepSeek-V3 with 128 sequences on each of 8 ranks: twice a buffer to
+    send, of 16-bit rows for every expert, and one to receive, of rows with a header of 16 bytes."""
+    alone = Setup.of(load_model_spec("deepseek-v3"), "h200", "vllm")
+    spread = replace(alone, spread=Parallelism(dp=8, whole_experts=True))
+    rows, experts, width = 128, 256, 7168
+    sent = experts * rows * width * 2
+    received = experts * rows * (width * 2 + 16)
+
+    def workspace(setup: Setup, batch: int) -> float:
+        need = memory_need(
+            setup, batch=batch, max_len=64, budget=64, gamma=0, tp_size=1
+        )
+        return float(need.workspace_bytes)
+
+    exchanged = workspace(spread, 8 * rows) - workspace(alone, rows)
+    assert exchanged == pytest.approx(2 * (sent + received), rel=2e-3)

@@ -34,6 +34,18 @@ def test_the_unit_is_the_one_that_vllm_prints(
     assert hit_unit_tokens(spec, FP8_KV, tp_size=tp_size, gamma=gamma) == unit
 
 
+def test_a_state_smaller_than_a_block_takes_one_block() -> None:
+    """The unit is whole blocks: of blocks that hold a state's bytes many times over, one."""
+    spec = load_model_spec("qwen3.5-27b")
+    units = [
+        hit_unit_tokens(spec, FP8_KV, tp_size=48, gamma=1, block_tokens=tokens)
+        for tokens in (16, 64, 256, 1024)
+    ]
+    longest = units[0]
+    assert units == [-(-longest // tokens) * tokens for tokens in (16, 64, 256, 1024)]
+    assert units[-1] == 1024
+
+
 @pytest.mark.parametrize(
     ("prompt", "hit"),
     [(3784, 0), (7542, 4288), (11292, 8576), (15019, 12864), (18770, 15008)],

@@ -10,7 +10,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.generate import DecodeOptions, decode
 from magicdec.runtime.heads.chain import Head
 from magicdec.runtime.launch import RankDiedError, RankError, launch_ranks
+from magicdec.runtime.sampling import sample
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.model import ModelSpec
@@ -229,3 +230,33 @@ def test_the_port_where_ranks_meet_is_theirs_from_the_start(
 def test_a_model_that_cannot_be_divided_says_what_is_valid() -> None:
     with pytest.raises(ConfigError, match="nearest that do: 1, 2, 4"):
         load_model(SPEC, weights="random", tp=TensorParallel(rank=0, size=3))
+
+
+class OneOfTwo(NamedTuple):
+    """A rank whose collectives have the other's numbers, so that two ranks run one after the other."""
+
+    rank: int
+    totals_RB: torch.Tensor
+    size: int = 2
+
+    def all_gather(self, own: torch.Tensor) -> torch.Tensor:
+        assert torch.equal(own, self.totals_RB[self.rank])
+        return self.totals_RB
+
+    def all_reduce(self, own: torch.Tensor) -> torch.Tensor:
+        return own
+
+
+def test_the_largest_draw_takes_a_token_that_has_a_weight() -> None:
+    """The largest float32 below 1 times this total rounds to the total, behind the last rank's tokens: token
+    0, which no rank owning a draw would answer with, has no weight here."""
+    weights = [torch.tensor([[0.0, 1.0]]), torch.tensor([[2.0**-22, 0.0]])]
+    largest = torch.tensor([1.0 - 2.0**-24])
+    total = weights[0].sum() + weights[1].sum()
+    assert largest * total == total
+    totals = torch.stack([part.sum(dim=-1) for part in weights])
+    tokens = [
+        sample(part, largest, OneOfTwo(rank, totals))  # type: ignore[arg-type]
+        for rank, part in enumerate(weights)
+    ]
+    assert sum(token.item() for token in tokens) == 2
