@@ -209,21 +209,20 @@ def _chosen(
     return AttentionPath("", either, 0.5 if narrow else 0.0)
 
 
-def splitting_backends(
+def splitting_backend(
     engine: EngineProfile, hw: Device, layers: list[AttentionLayer], query_len: float
-) -> list[str]:
-    """Backends that split the context of all these layers for several query tokens, where one that
-    the engine runs does not, in the order in which it tries them: others may be slower there."""
+) -> str:
+    """The first backend in the engine's own order that splits the context of all these layers for
+    several query tokens, where one that it runs does not; "": none."""
     paths = [attention_path(engine, hw, layer) for layer in layers]
     if all(path.splits(query_len) or not path.backend for path in paths):
-        return []
-    splitting = []
+        return ""
     for name in _listed(engine, hw):
         asked = engine.with_constants({"paths.attention_backend": name})
         others = [attention_path(asked, hw, layer) for layer in layers]
         if all(path.backend == name and path.splits(query_len) for path in others):
-            splitting.append(name)
-    return splitting
+            return name
+    return ""
 
 
 def _listed(engine: EngineProfile, hw: Device) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from magicdec.schema.row import Candidate, Gain
 from magicdec.specs.attention_kernels import (
     attention_path,
     layers_of,
-    splitting_backends,
+    splitting_backend,
 )
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.engine_path import PathOptions
@@ -31,28 +31,29 @@ def other_kernel(
     Self-drafts get no advice: magicdec's plugin takes one version of vLLM, and was tried with no other
     backend than its default's."""
     layers = layers_of(case.model, case.precision.kv_dtype)
+    backend = splitting_backend(case.engine, case.hardware, layers, SEVERAL)
+    if not backend:
+        return None
+    engine = case.engine.as_set(PathOptions(attention_backend=backend))
     best = None
-    for backend in splitting_backends(case.engine, case.hardware, layers, SEVERAL):
-        engine = case.engine.as_set(PathOptions(attention_backend=backend))
-        for of_draft, row in _rows_on(engine, case, now, option):
-            speedup = now.between_tokens_s / row.between_tokens_s
-            own = row.gain
-            gain = Gain(
-                speedup=speedup,
-                low=speedup * own.low / own.speedup,
-                high=speedup * own.high / own.speedup,
-            )
-            is_better = best is None or best[3].low < gain.low
-            if row.draft != "self" and gain.low > 1.0 and is_better:
-                best = (engine, of_draft, row, gain)
+    for of_draft, row in _rows_on(engine, case, now, option):
+        speedup = now.between_tokens_s / row.between_tokens_s
+        own = row.gain
+        gain = Gain(
+            speedup=speedup,
+            low=speedup * own.low / own.speedup,
+            high=speedup * own.high / own.speedup,
+        )
+        is_better = best is None or best[2].low < gain.low
+        if row.draft != "self" and gain.low > 1.0 and is_better:
+            best = (of_draft, row, gain)
     if best is None:
         return None
-    engine, of_draft, row, gain = best
+    of_draft, row, gain = best
     usual = same_on(case.engine, case, of_draft, row)
     if usual is None:
         return None
     path = attention_path(engine, case.hardware, layers[0])
-    backend = engine.paths.attention_backend
     return OtherKernel(
         engine=engine.name,
         backend=backend,
