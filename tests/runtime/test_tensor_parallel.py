@@ -248,9 +248,10 @@ class OneOfTwo(NamedTuple):
 
 
 def test_the_largest_draw_takes_a_token_that_has_a_weight() -> None:
-    """The largest float32 below 1 times this total rounds to the total, behind the last rank's tokens: token
-    0, which no rank owning a draw would answer with, has no weight here."""
-    weights = [torch.tensor([[0.0, 1.0]]), torch.tensor([[2.0**-22, 0.0]])]
+    """A draft may leave over the smallest numbers there are, of which the largest float32 below 1 takes
+    all: that lies behind the last rank's tokens, and token 0, which has no weight, is no answer."""
+    least = 2.0**-149
+    weights = [torch.tensor([[0.0, least]]), torch.tensor([[least, 0.0]])]
     largest = torch.tensor([1.0 - 2.0**-24])
     total = weights[0].sum() + weights[1].sum()
     assert largest * total == total
