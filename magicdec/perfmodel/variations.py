@@ -90,7 +90,7 @@ def for_engine(
     if number is not None and is_same_engine:
         ranked = (row for row in again.candidates if row.gamma == chosen.gamma)
         choice = again.choosing(next(ranked, again.autoregressive))
-    if choice.is_speculative and choice.row.verdict == "does not pay":
+    if choice.is_speculative and choice.row.gain.speedup <= 1.0:
         reasons.append(_lost(choice.row))
         choice = again.choosing(again.autoregressive)
     elif chosen.is_speculative and choice.left_out is not None:

@@ -589,14 +589,6 @@ def requests_line(case: CaseAnswer, *, every: bool) -> str:
     return sentence("; ".join(parts))
 
 
-def cost_line(case: CaseAnswer) -> str:
-    """That a cost leaves out prefill, where no length of answers is known."""
-    best = case.best
-    if best.requests is not None or best.cost.per_million_tokens_usd is None:
-        return ""
-    return "$/Mtok counts decoding alone; --gen-len or --workload adds prefill."
-
-
 # What was asked, and what to ask next
 # --------------------------------------------------------------------------------------------------
 
@@ -685,35 +677,6 @@ def limits_text(request: Request) -> str:
     if not asked:
         return "no limits on latency"
     return f"limits {' and '.join(asked)}"
-
-
-def for_latency_line(case: CaseAnswer) -> str:
-    """The batch with the least time per token, where that is not the answer's."""
-    if case.best_by_batch or not case.pareto:
-        return ""
-    quickest = case.pareto[0]
-    if quickest.batch_size == case.best.batch_size:
-        return ""
-    draft = "no draft"
-    if quickest.is_speculative:
-        draft = drafting_of(quickest)
-    per_token = format_number(quickest.between_tokens_s / MILLI)
-    return f"For latency alone: batch {quickest.batch_size}, {draft}, {per_token} ms per token."
-
-
-def for_throughput_line(case: CaseAnswer) -> str:
-    """The batch that decodes more tokens per second without a draft, where there is one."""
-    best = case.best
-    ceiling = case.best_autoregressive
-    if not best.is_speculative or ceiling is None:
-        return ""
-    ratio = ceiling.rate_per_gpu / best.rate_per_gpu
-    if ratio <= 1.0:
-        return ""
-    return (
-        f"For throughput alone: batch {ceiling.batch_size} at tp {ceiling.tp_size} without a "
-        f"draft gives {format_number(ratio)} times the tokens/s per GPU."
-    )
 
 
 def next_line(answer: Plan, *, every: bool, saved_as: str | None) -> str:

@@ -78,19 +78,12 @@ KINDS: dict[str, StatementKind] = {
     "decoding": StatementKind(
         lambda s: sentences.decoding_line(s.case), is_on_pages=False
     ),
-    "cost": StatementKind(lambda s: sentences.cost_line(s.case), is_on_pages=False),
     "requests": StatementKind(
         lambda s: sentences.requests_line(s.case, every=s.every), is_on_pages=False
     ),
     "break-even": StatementKind(lambda s: sentences.break_even_line(s.choice)),
     "task": StatementKind(lambda s: sentences.task_lines(s.choice.outlook)),
     "measure": StatementKind(lambda s: sentences.measure_line(s.choice.outlook)),
-    "latency": StatementKind(
-        lambda s: sentences.for_latency_line(s.case), is_on_pages=False
-    ),
-    "throughput": StatementKind(
-        lambda s: sentences.for_throughput_line(s.case), is_on_pages=False
-    ),
     "not ranked": StatementKind(
         lambda s: sentences.not_ranked_line(s.plan), is_on_pages=False
     ),

@@ -175,7 +175,6 @@ CLAIMS = {
         "choice.row.requests.ttft_s",
         "choice.row.layout",
     ),
-    "cost": ("choice.row.requests", "choice.row.cost.per_million_tokens_usd"),
     "requests": (
         "choice.row.requests.prefill_share",
         "choice.row.drafting.gamma",
@@ -191,20 +190,6 @@ CLAIMS = {
     ),
     "task": ("choice.outlook.tasks",),
     "measure": ("choice.outlook.measure",),
-    "latency": (
-        "best_by_batch",
-        "choice.row.batch_size",
-        "pareto.*.batch_size",
-        "pareto.*.drafting",
-        "pareto.*.decoding.tpot_s",
-        "pareto.*.requests.tpot_s",
-    ),
-    "throughput": (
-        "choice.row.drafting.gamma",
-        "choice.row.decoding.tokens_per_s_per_gpu",
-        "choice.row.requests.output_tokens_per_s_per_gpu",
-        "choice.best_without_draft",
-    ),
     "not ranked": ("model", "needs_acceptance"),
     "note": ("notes", "key_notes"),
     "next": (
@@ -295,8 +280,6 @@ def follows(plan: Plan, kind: str) -> Iterator[float]:
                     * row.layout.pp_size
                     * row.layout.dp_size
                 )
-    if kind == "throughput" and choice.best_without_draft is not None:
-        yield choice.best_without_draft.rate_per_gpu / choice.row.rate_per_gpu
 
 
 @pytest.mark.parametrize(
