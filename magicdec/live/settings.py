@@ -389,12 +389,12 @@ def path_settings(command: ServeCommand, served: Served) -> list[Setting]:
             ("Schedule the next step while one runs", asynchronous, reason),
         )
     if command.host_weight_bytes:
-        advice = None
+        of_host: tuple[str, str, str] | None = None
         if fits_without_host(served):
             reason = "every pass reads those in the host's memory over its link"
             words = "Keep all weights on the device"
-            advice = (words, "leave out --cpu-offload-gb", reason)
-        add(partial(slower_passes, more_s=host_reads_s(served)), advice)
+            of_host = (words, "leave out --cpu-offload-gb", reason)
+        add(partial(slower_passes, more_s=host_reads_s(served)), of_host)
     if sums_by_nccl(command, served) and has_nccl(served):
         add(with_nccl, (OWN_SUMS, WITHOUT_OWN_SUMS, "each layer's sums take longer"))
     has_drafter = False

@@ -24,6 +24,7 @@ from magicdec.schema.plan import (
 )
 from magicdec.schema.record import Record
 from magicdec.schema.row import Candidate, Verdict
+from magicdec.specs.engine import load_engine, version_number
 from magicdec.units import MIB, MILLI, format_interval, format_number, format_seconds
 
 COMMENT_WIDTH = 79
@@ -226,12 +227,22 @@ def reachable(
     }
 
 
+def title_of(engine: str, best: Record) -> str:
+    """The engine and its version that an export is for: the usual one, or the first that runs the
+    draft."""
+    title = ENGINE_TITLES[engine]
+    since = load_engine(engine).runs_since(best.draft, best.draft_method)
+    if version_number(since) <= version_number(title):
+        return title
+    return f"{title.rpartition(' ')[0]} {since}"
+
+
 def heading(engine: str, plan: Deployment) -> list[str]:
     """The lines at the head: the engine it is written for, the configuration, and its predicted
     times.
     """
     best = plan.best
-    lines = [f"Written by magicdec for {ENGINE_TITLES[engine]}."]
+    lines = [f"Written by magicdec for {title_of(engine, best)}."]
     layout = f"tp {best.tp_size}"
     if plan.candidate is not None:
         layout = plan.candidate.layout.label
@@ -331,8 +342,8 @@ def unsupported(
 ) -> list[str]:
     """Parts of the plan that the engine cannot do: the cache's format, a sparse-KV draft.
     `has_window`: whether its settings cut the draft's attention to the budget."""
-    name = ENGINE_TITLES[engine]
     best = plan.best
+    name = title_of(engine, best)
     lines = cache_note(plan)
     if not best.is_speculative:
         return lines

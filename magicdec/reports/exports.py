@@ -38,6 +38,7 @@ from magicdec.reports.deployment import (
     heading,
     read_deployment,
     schedule_note,
+    title_of,
     unsupported,
 )
 from magicdec.schema.gamma_table import BatchBand
@@ -477,7 +478,7 @@ def _trtllm(plan: Deployment) -> str:
     lines = heading("trtllm", plan)
     flags, spread = trtllm_flags(plan, lines)
     engine = load_engine("trtllm")
-    version = ENGINE_TITLES["trtllm"].rpartition(" ")[2]
+    version = title_of("trtllm", plan.best).rpartition(" ")[2]
     found = unlisted_model("trtllm", version, plan.model, plan.site.architecture)
     if found is not None:
         lines.append(f"{found.says}.")
@@ -533,7 +534,7 @@ def _trtllm_schedule(plan: Deployment, lines: list[str]) -> list[str]:
     if not plan.varies:
         return []
     if not load_engine("trtllm").options.follows_batch(plan.best.draft_method):
-        lines.append("Not supported for heads in 1.2: gamma by batch size.")
+        lines.append("Not supported for heads: gamma by batch size.")
         lines += schedule_note(plan)
         return []
     schedule, changed = draft_len_schedule(plan.bands)

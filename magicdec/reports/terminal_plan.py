@@ -389,7 +389,6 @@ PLAN_COLUMNS = (
         "cost_per_million_tokens_usd",
         "$/Mtok",
         "number",
-        lambda row: row.cost.per_million_tokens_usd or 0.0,
         shown=is_known("cost_per_million_tokens_usd"),
     ),
     Column("speedup", f"speedup ({INTERVAL_SHARE:.0%})", value=_speedup),
@@ -397,7 +396,6 @@ PLAN_COLUMNS = (
         "speedup_vs_best_autoregressive",
         "x best batch",
         "number",
-        lambda row: row.speedup_vs_best_autoregressive or 0.0,
         rank=5,
     ),
     Column(
