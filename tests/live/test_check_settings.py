@@ -194,6 +194,18 @@ def test_no_deeper_gamma_is_advised_than_one_length_tells_of(length: float) -> N
         assert gamma < 3 or tokens <= most_tokens("eagle3")[gamma]
 
 
+def test_one_rate_plans_no_more_tokens_than_anybody_measured() -> None:
+    """0.95 at every position would be 9.7 tokens of 12; a list by position is as it was counted."""
+    asked = {"model": "qwen3-8b", "hardware": "h100", "batch": 1, "context": 2048, "draft": "eagle3"}  # fmt: skip
+    most = max(most_tokens("eagle3").values())
+    held = magicdec.plan(**asked, acceptance_rate=0.95).best
+    assert held.drafting.tokens_per_step <= most
+    counted = magicdec.plan(**asked, acceptance_rate=(0.95,) * 12).best
+    assert counted.drafting.tokens_per_step > most
+    given = magicdec.plan(**asked, acceptance_rate=0.95, gamma=10).best
+    assert given.gamma == 10
+
+
 REPORT = """============ Serving Benchmark Result ============
 Backend: sglang
 Successful requests: 100

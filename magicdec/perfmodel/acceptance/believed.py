@@ -66,6 +66,9 @@ MOST_TOKENS_FILE = PROFILES_DIRECTORY / "most_tokens.csv"
 """The most tokens per step of evidence/data/acceptance by kind of draft and gamma, of chains whose
 source states both."""
 
+ENOUGH_GAMMAS = 5
+"""Gammas at which a kind of draft was measured from which its highest number is a ceiling."""
+
 P = TypeVar("P", bound=AcceptanceProfile)
 
 POSITIONS = 16
@@ -681,6 +684,21 @@ def most_tokens(kind: str) -> dict[int, float]:
     with MOST_TOKENS_FILE.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["kind"] == kind]
     return {int(row["gamma"]): float(row["tokens_per_step"]) for row in rows}
+
+
+def held(profile: P, rate: float, kind: str, gamma: int) -> P:
+    """The profile of one given rate without gammas, beyond the one in use, at which it would make more
+    tokens per step than anybody measured of such a draft; of a kind that was measured at few gammas as
+    it is."""
+    measured = most_tokens(kind)
+    if len(measured) < ENOUGH_GAMMAS:
+        return profile
+    depths = np.arange(1, MAX_POSITIONS + 1)
+    tokens = expected_tokens_per_step(np.full(MAX_POSITIONS, rate), depths)
+    deepest = max(int((tokens <= max(measured.values())).sum()), gamma, 1)
+    if deepest >= MAX_POSITIONS:
+        return profile
+    return msgspec.structs.replace(profile, told_gammas=(deepest,))
 
 
 def told_gammas(kind: str, gamma: int, rates: Array) -> tuple[int, ...]:

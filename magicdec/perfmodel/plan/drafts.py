@@ -16,6 +16,7 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance.believed import (
     Question,
     completed,
+    held,
     kinds_of,
     measured_checkpoint,
     of_length,
@@ -434,12 +435,16 @@ def _given_acceptance(
             "an acceptance rate and an accept length are two ways to say one thing; give one"
         )
     if rates is not None:
-        num_given = len(rates) if isinstance(rates, tuple) else 1
-        return completed(
+        in_use = request.gamma or 0
+        given = rates if isinstance(rates, tuple) else (rates,)
+        found = completed(
             laws.constant_profile(rates),
             question,
-            num_given=max(num_given, request.gamma or 0),
+            num_given=max(len(given), in_use),
         )
+        if len(given) > 1:
+            return found
+        return held(found, given[0], question.kind, in_use)
     length = request.accept_length
     gamma = request.gamma
     assert length is not None
