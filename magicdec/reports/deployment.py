@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from magicdec.errors import ConfigError
-from magicdec.naming import ENGINE_TITLES, describe
+from magicdec.naming import describe
 from magicdec.reports.arrivals import percentiles_line
 from magicdec.reports.data import candidate_record
 from magicdec.reports.words import probability_of
@@ -24,7 +24,6 @@ from magicdec.schema.plan import (
 )
 from magicdec.schema.record import Record
 from magicdec.schema.row import Candidate, Verdict
-from magicdec.specs.engine import load_engine, version_number
 from magicdec.units import MIB, MILLI, format_interval, format_number, format_seconds
 
 COMMENT_WIDTH = 79
@@ -227,22 +226,12 @@ def reachable(
     }
 
 
-def title_of(engine: str, best: Record) -> str:
-    """The engine and its version that an export is for: the usual one, or the first that runs the
-    draft."""
-    title = ENGINE_TITLES[engine]
-    since = load_engine(engine).runs_since(best.draft, best.draft_method)
-    if version_number(since) <= version_number(title):
-        return title
-    return f"{title.rpartition(' ')[0]} {since}"
-
-
-def heading(engine: str, plan: Deployment) -> list[str]:
-    """The lines at the head: the engine it is written for, the configuration, and its predicted
+def heading(engine: str, plan: Deployment, title: str) -> list[str]:
+    """The lines at the head: the engine and version (`title`) that it is written for, the configuration, and its predicted
     times.
     """
     best = plan.best
-    lines = [f"Written by magicdec for {title_of(engine, best)}."]
+    lines = [f"Written by magicdec for {title}."]
     layout = f"tp {best.tp_size}"
     if plan.candidate is not None:
         layout = plan.candidate.layout.label
@@ -337,25 +326,22 @@ def _times(row: Candidate) -> str:
     return f"{text}."
 
 
-def unsupported(
-    engine: str, plan: Deployment, *, has_window: bool = False
-) -> list[str]:
+def unsupported(title: str, plan: Deployment, *, has_window: bool = False) -> list[str]:
     """Parts of the plan that the engine cannot do: the cache's format, a sparse-KV draft.
     `has_window`: whether its settings cut the draft's attention to the budget."""
     best = plan.best
-    name = title_of(engine, best)
     lines = cache_note(plan)
     if not best.is_speculative:
         return lines
     if best.draft_budget is not None and best.draft == "self":
         lines.append(
-            f"Not supported by {name}: self-speculation with a sparse KV cache "
+            f"Not supported by {title}: self-speculation with a sparse KV cache "
             f"({best.draft_method}). No flag of it "
             "drafts with the target's own weights, so what follows decodes autoregressively."
         )
     elif best.draft_budget is not None and not has_window:
         lines.append(
-            f"Not supported by {name}: the draft's sparse KV cache ({best.draft_method}, budget "
+            f"Not supported by {title}: the draft's sparse KV cache ({best.draft_method}, budget "
             f"{best.draft_budget}). "
             "The draft will read its full KV cache: the predicted speedup does not hold."
         )

@@ -38,14 +38,13 @@ from magicdec.reports.deployment import (
     heading,
     read_deployment,
     schedule_note,
-    title_of,
     unsupported,
 )
 from magicdec.schema.gamma_table import BatchBand
 from magicdec.schema.plan import UNKNOWN_SITE, Plan, Site
 from magicdec.schema.record import Record
 from magicdec.schema.row import Candidate
-from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.engine import EngineProfile, load_engine, version_number
 from magicdec.specs.heads import has_checkpoint, head_for
 from magicdec.specs.rules import unlisted_model
 from magicdec.specs.vllm_plugin import DRAFT_CLASS
@@ -148,9 +147,9 @@ def _vllm(plan: Deployment) -> str:
     best = plan.best
     if best.draft == "self" and best.draft_method in PLUGIN_METHODS:
         return _vllm_plugin(plan)
-    lines = heading("vllm", plan)
+    lines = heading("vllm", plan, title_of("vllm", plan.best))
     words = vllm_words(plan, lines) + _vllm_limits(plan)
-    lines += unsupported("vllm", plan)
+    lines += unsupported(title_of("vllm", plan.best), plan)
     if not can_speculate(plan):
         return comment(lines) + command(words)
     config = _vllm_speculation(plan, lines)
@@ -252,7 +251,7 @@ def _vllm_plugin(plan: Deployment) -> str:
     assert best.draft_budget is not None
     budget = max(best.draft_budget, PLUGIN_SMALLEST_BUDGET)
     lines = [
-        *heading("vllm", plan),
+        *heading("vllm", plan, title_of("vllm", plan.best)),
         "Needs magicdec's plugin: pip install 'magicdec-vllm[vllm]' in the engine's environment "
         "(docs/vllm.md). Tested on "
         "CPUs; on a GPU nothing was measured yet.",
@@ -349,7 +348,7 @@ def _lookup_lengths(plan: Deployment) -> dict[str, int]:
 
 
 def _sglang(plan: Deployment) -> str:
-    lines = heading("sglang", plan)
+    lines = heading("sglang", plan, title_of("sglang", plan.best))
     engine = load_engine("sglang")
     words = [
         ["python3", "-m", "sglang.launch_server"],
@@ -370,7 +369,7 @@ def _sglang(plan: Deployment) -> str:
         words.append(["--kv-cache-dtype", "fp8_e4m3"])
     best = plan.best
     window = engine.window_settings(best.draft, best.draft_method, best.draft_budget)
-    lines += unsupported("sglang", plan, has_window=bool(window))
+    lines += unsupported(title_of("sglang", plan.best), plan, has_window=bool(window))
     if can_speculate(plan):
         words += _sglang_draft(plan, lines)
         words += kernel_words("sglang", plan)
@@ -474,8 +473,18 @@ def _draft_ranks_note(best: Record) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 
 
+def title_of(engine: str, best: Record) -> str:
+    """The engine and its version that an export is for: the usual one, or the first that runs the
+    draft."""
+    title = ENGINE_TITLES[engine]
+    since = load_engine(engine).runs_since(best.draft, best.draft_method)
+    if version_number(since) <= version_number(title):
+        return title
+    return f"{title.rpartition(' ')[0]} {since}"
+
+
 def _trtllm(plan: Deployment) -> str:
-    lines = heading("trtllm", plan)
+    lines = heading("trtllm", plan, title_of("trtllm", plan.best))
     flags, spread = trtllm_flags(plan, lines)
     engine = load_engine("trtllm")
     version = title_of("trtllm", plan.best).rpartition(" ")[2]
@@ -495,7 +504,7 @@ def _trtllm(plan: Deployment) -> str:
         ]
     if plan.kv_dtype == "fp8":
         body += ["kv_cache_config:", "  dtype: fp8"]
-    lines += unsupported("trtllm", plan)
+    lines += unsupported(title_of("trtllm", plan.best), plan)
     if not can_speculate(plan):
         lines += _trtllm_serve(serve, has_file=bool(body))
         return comment(lines) + "".join(f"{line}\n" for line in body)
