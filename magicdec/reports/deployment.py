@@ -227,8 +227,8 @@ def reachable(
 
 
 def heading(engine: str, plan: Deployment, title: str) -> list[str]:
-    """The lines at the head: the engine and version (`title`) that it is written for, the configuration, and its predicted
-    times.
+    """The lines at the head: the engine and version that it is written for (`title`), the
+    configuration, and its predicted times.
     """
     best = plan.best
     lines = [f"Written by magicdec for {title}."]
