@@ -109,7 +109,7 @@ def step_ms(row: dict[str, str]) -> float:
 def test_the_backend_that_was_faster_is_faster() -> None:
     """Acceptance is not stated, so backends are compared at one context, where it is the same."""
     cells: dict[Any, dict[str, tuple[float, float]]] = defaultdict(dict)
-    for row in read(DATA / "servers/backends.csv"):
+    for row in read(DATA / "pairs/backends.csv"):
         cell = (row["source"], row["draft"], row["context"])
         cells[cell][row["backend"]] = (step_ms(row), float(row["tok_s"]))
     errors = []
