@@ -75,11 +75,17 @@ def asked(question: Question, head: believed.PossibleHead) -> list[Point]:
         window=question.window,
         trained_len=head.trained.length,
         rotary_base=head.trained.rotary_base,
-        budget=question.budget,
         target_billions=question.billions,
     )  # fmt: skip
     assert at.context is not None
     far = msgspec.structs.replace(at, context=times(question) * at.context)
+    if question.budget is not None:
+        at, far = (
+            msgspec.structs.replace(
+                each, budget=512.0 / (1.0 + 512.0 / (each.context or 1.0))
+            )
+            for each in (at, far)
+        )  # as many as 512 of an endless context
     return [Point(at, 0.0), Point(at, 1.0), Point(far, 0.0), Point(far, 1.0)]
 
 
@@ -119,7 +125,7 @@ def test_a_laws_rates_and_errors_are_the_beliefs(question: Question) -> None:
     grown = math.log((1.0 - min(max(far_rate, 0.02), 0.985)) / (1.0 - found.law.by_position[0]))  # fmt: skip
     if is_beyond:
         grown = -grown
-    if question.kind == "ngram" or grown <= 1e-5:
+    if question.kind == "ngram" or grown <= 5e-5:
         assert found.law.context_exponent == found.error.context_exponent == 0.0
     else:
         growth = factor * np.std(drawn[:, 2] - drawn[:, 0]) / math.log(times(question))
@@ -136,7 +142,7 @@ def test_a_draft_in_narrower_weights_is_less_known_by_a_part_of_its_own(
         for is_other in (False, True)
     )
     assert other.law == plain_one.law
-    level = believed._logits(question).mean[2 if question.context == 8192.0 else 0]
+    level = believed._logits([question])[0].mean[2 if question.context == 8192.0 else 0]
     alpha = 1.0 / (1.0 + math.exp(-level))
     factor = (1.0 - alpha) / -math.log(alpha)
     added = other.error.log_rejection**2 - plain_one.error.log_rejection**2
@@ -149,7 +155,7 @@ def test_texts_asked_together_have_the_beliefs_of_each_alone(
 ) -> None:
     for task in ("", "code"):
         asked_alone = question._replace(task=task)
-        alone = believed._logits(asked_alone)
+        (alone,) = believed._logits([asked_alone])
         together = believed._published_logits(asked_alone)
         assert together.named == alone.named
         assert together.mean == pytest.approx(alone.mean, abs=1e-9)
@@ -161,7 +167,7 @@ def test_levels_of_several_questions_are_those_of_each_and_what_they_share() -> 
     two = [KNOWN, KNOWN._replace(task="code")]
     mean, covariance = believed.joint_levels(two)
     for number, question in enumerate(two):
-        alone = believed._logits(question)
+        (alone,) = believed._logits([question])
         assert mean[number] == pytest.approx(alone.mean[0], abs=1e-9)
         assert covariance[number, number] == pytest.approx(alone.covariance[0, 0], abs=1e-9)  # fmt: skip
     drafts = believed._possible_heads(KNOWN)
@@ -190,7 +196,7 @@ def test_a_mixture_is_no_less_known_than_what_it_is_of(kind: str) -> None:
         at: dict[str, Any] = {"budget": question.budget, "context": 9e3, "gamma": 4}
         low, high = sorted(float(each.tokens_per_step(**at)[0]) for each in alone)
         found = float(mixed.tokens_per_step(**at)[0])
-        assert low - 1e-6 <= found <= high + 1e-6
+        assert low - 1e-4 <= found <= high + 1e-4  # rates are rounded
         near = alone[share < 50]
         if share != 50:
             assert found == pytest.approx(
@@ -331,23 +337,29 @@ def test_known_positions_tell_the_slope_beyond_them_and_a_kept_rate_only_its_err
 
 
 @pytest.mark.parametrize("method", ["streamingllm", "snapkv", "topk"])
-@pytest.mark.parametrize("budget", [128.0, 2048.0])
-def test_a_sparse_drafts_profile_has_the_beliefs_tokens_at_its_budget(
-    method: str, budget: float
+def test_a_sparse_drafts_profile_has_the_beliefs_tokens_at_the_usual_budget(
+    method: str,
 ) -> None:
-    """And elsewhere the shape of a published law: more with a larger budget."""
-    question = Question("no such model", method, 8.0, budget=budget, context=3e4)
+    """More with a larger budget, all with the whole cache, and the belief's change at eight times the
+    budget."""
+    question = Question("no such model", method, 8.0, budget=512.0, context=3e4)
     found = believed.profile_of(question, draft="self", method=method)
-    of_text = believed.assumed(question)
     anchor = believed._anchor(question)
 
-    def tokens(own: float) -> float:
-        return float(found.tokens_per_step(budget=own, context=anchor, gamma=4)[0])
+    def tokens(own: float, context: float = anchor) -> float:
+        return float(found.tokens_per_step(budget=own, context=context, gamma=4)[0])
 
-    expected = 1.0 + np.cumprod(of_text.law.by_position[:4]).sum()
-    assert tokens(budget) == pytest.approx(expected, rel=2e-3)
-    assert tokens(budget / 2.0) < tokens(budget) < tokens(1.5 * budget)
-    assert found.error.log_rejection == of_text.error.log_rejection
+    usual = 512.0 / (1.0 + 512.0 / anchor)
+    expected = 1.0 + np.cumprod(found.law.by_position[:4]).sum()
+    assert tokens(usual) == pytest.approx(expected, rel=2e-3)
+    assert tokens(256.0) < tokens(512.0) < tokens(1024.0) < tokens(anchor)
+    assert tokens(anchor) == pytest.approx(5.0)
+    assert tokens(512.0, 2.0 * anchor) < tokens(512.0)
+    level, deep, _, _, large = believed._logits([question])[0].mean
+    first = large + (level - deep) * 0.6
+    eight = 8.0 * 512.0 / (1.0 + 8.0 * 512.0 / anchor)
+    rate = found.conditional_rates(budget=eight, context=anchor, gamma_max=1)[0]
+    assert logit(float(rate)) == pytest.approx(first, abs=0.01)
     usual = believed.profile_of(
         question._replace(budget=None), draft="self", method=method
     )

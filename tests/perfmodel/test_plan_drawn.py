@@ -40,7 +40,7 @@ def test_draws_have_the_median_rate_and_the_chance_that_rows_state(
     question: dict[str, Any],
 ) -> None:
     """A row's rate is the median; the chance that it pays and its ends come from its distribution. 256 even draws
-    tell a median within 5 %, a chance within 5 points and an interval's width within 10 %."""
+    tell a median within 5 %, a chance within 7 points and an interval's width within 10 %."""
     draws, _ = drawn_of(question)
     place = 0
     for of_draft in draws.compared:
@@ -52,7 +52,7 @@ def test_draws_have_the_median_rate_and_the_chance_that_rows_state(
                 times = rates / draws.rates[:, 0]
                 times *= row.gain.speedup / np.median(times)
                 pays = float((times > 1.0).mean())
-                assert pays == pytest.approx(row.gain.probability, abs=0.05)
+                assert pays == pytest.approx(row.gain.probability, abs=0.07)
                 if row.requests is None:
                     low, high = np.quantile(times, (0.05, 0.95))
                     width = math.log(row.gain.high / row.gain.low)

@@ -185,6 +185,14 @@ def _by_text(at: Situation, text: str) -> str:
     return text
 
 
+def _class_of_text(at: Situation) -> str:
+    """A text's class. None is told apart for a model that drafts for itself: nearly all that is
+    published is of long documents, and maths are accepted alike."""
+    if at.group == "self":
+        return at.group
+    return _by_text(at, at.task_class)
+
+
 def _maker(at: Situation) -> str:
     """Who made a draft; one that nobody is known to have made is its own."""
     return f"{at.maker or at.source}|{at.kind}"
@@ -198,7 +206,7 @@ def run_of(at: Situation) -> str:
 
 LEVELS = (
     Level("kind", "one", lambda at: at.kind),
-    Level("class", "one", lambda at: _by_text(at, at.task_class)),
+    Level("class", "one", _class_of_text),
     Level("class of group", "one", lambda at: _pair(at.task_class, at.group)),
     Level("task", "one", lambda at: _by_text(at, at.task)),
     Level("task of group", "one", lambda at: _pair(at.task, at.group)),
@@ -333,13 +341,24 @@ OF_GROUP = {"": 1.0, "depth of ": 0.3, "warmth of ": 0.25, "size of ": 0.1}
 
 OF_ONE = {
     "context of mtp": 0.2, "context of model": 0.5, "context of lookup": 0.3,
-    "context of self": 0.2, "context of block": 0.2, "budget of self": 0.5, "fill of self": 1.0,
+    "context of block": 0.2, "self": 2.0, "window": 0.5, "selection": 0.5,
+    "budget of self": 0.3, "context of window": 0.2, "context of selection": 0.2,
 }  # fmt: skip
 
 CONTEXT_START = {
     "mtp": 4096.0, "model": 4096.0, "lookup": 500.0, "self": 4096.0, "block": USUAL_LENGTH
 }  # fmt: skip
 """Tokens from which on the context moves the acceptance of a group."""
+
+SPARSE = {
+    "streamingllm": "window",
+    "snapkv": "selection",
+    "topk": "selection",
+    "self-sparse": "selection",
+}
+"""Cache that a model reads where it drafts for itself over a part of it: its last tokens, which a
+longer context hardly changes, or the best of all, whose share of the context counts. Copies in
+narrower weights, and those that skip layers, read the whole."""
 
 LONGEST_LOOKUP = 1024.0
 """Tokens beyond which few look-ups were counted: none is taken to find more in longer texts."""
@@ -354,6 +373,13 @@ PLACE = {name: number for number, name in enumerate(FEATURES)}
 
 FULL_SHARE = 0.98
 """Share of the cache above which a budget counts as no more."""
+
+
+def boundless(budget: float, context: float | None) -> float:
+    """A budget b of a context S as b / (1 - b / S): a draft that reads the whole cache is its target."""
+    if context is None:
+        return budget
+    return budget / (1.0 - min(budget / context, FULL_SHARE))
 
 
 def features_of(point: Point) -> dict[str, float]:
@@ -384,18 +410,21 @@ def features_of(point: Point) -> dict[str, float]:
         else:
             shape = "chain"
         found[f"{shape} of unknown depth"] = 1.0
-    if group in CONTEXT_START:
+    if group in CONTEXT_START and group != "self":
         length = _seen_len(at)
         if group == "lookup":
             length = min(length, LONGEST_LOOKUP)
         start = at.trained_len or CONTEXT_START[group]
         found[f"context of {group}"] = _octaves_beyond(length, start)
-    if group == "self" and at.budget is not None:
-        found["budget of self"] = math.log2(at.budget / USUAL_BUDGET)
+    cache = SPARSE.get(at.kind)
+    if cache is not None:
+        found[cache] = 1.0
+        if at.budget is not None:
+            slots = boundless(at.budget, at.context)
+            found["budget of self"] = math.log2(slots / USUAL_BUDGET)
         if at.context is not None:
-            found["fill of self"] = -math.log(
-                1.0 - min(at.budget / at.context, FULL_SHARE)
-            )
+            octaves = math.log2(at.context / CONTEXT_START[group])
+            found[f"context of {cache}"] = octaves
     kept = _kept(point)
     return {name: kept * value for name, value in found.items()}
 

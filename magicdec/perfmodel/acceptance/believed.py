@@ -38,7 +38,7 @@ from magicdec.perfmodel.acceptance.belief import (
     plain,
     plain_model,
 )
-from magicdec.perfmodel.acceptance.files import PROFILES_DIRECTORY, default_profile
+from magicdec.perfmodel.acceptance.files import PROFILES_DIRECTORY
 from magicdec.perfmodel.acceptance.law import (
     LARGEST,
     MAX_POSITIONS,
@@ -136,6 +136,11 @@ class Question(NamedTuple):
     """The belief that answers; None: the shipped one."""
 
     @property
+    def is_sparse_self(self) -> bool:
+        """Whether the model drafts for itself over a part of its cache."""
+        return self.kind in belief.SPARSE
+
+    @property
     def fitted(self) -> belief.Fitted:
         return self.published or belief.fitted_belief()
 
@@ -153,6 +158,8 @@ class Question(NamedTuple):
         budget: float | None = None
         if method in SPARSE_METHODS:
             budget = belief.USUAL_BUDGET
+            if draft_model_name(draft) is not None:
+                conditions["window"] = budget
         return cls(
             model=target.name,
             kind=kind_of(draft, method),
@@ -255,6 +262,10 @@ def assumed(question: Question) -> Assumed:
     depths = np.log(np.arange(1, POSITIONS + 1)) - REFERENCE_DEPTH
     rates = np.clip(_logistic(mean[level] + trend * depths), LEAST_RATE, MOST_RATE)
     law = _law(question, rates, trend, mean[other])
+    of_budget = 0.0
+    if question.is_sparse_self:
+        law = _with_budgets(law, trend, mean[LARGE_BUDGET])
+        of_budget = _variance_between(covariance, level, LARGE_BUDGET)
     variance = covariance[level, level] + (
         OTHER_FORMAT_DEVIATION**2 if question.is_other_format else 0.0
     )
@@ -268,6 +279,7 @@ def assumed(question: Question) -> Assumed:
             context_exponent=factor * math.sqrt(of_growth) / _log_far(question)
             if law.context_exponent > 0.0
             else 0.0,
+            budget_exponent=factor * math.sqrt(of_budget) / math.log(FAR),
             depth=DEPTH_SHARE * factor * math.sqrt(of_trend) / DEPTH_STEP,
         ),
         origin=_origin(question, named),
@@ -283,28 +295,26 @@ def _variance_between(covariance: Array, one: int, other: int) -> float:
     return max(float(both), 0.0)
 
 
+class Text(NamedTuple):
+    """A text that acceptance was counted on, or that it is asked about."""
+
+    name: str
+    task_class: str
+    source: str
+
+
 class Logits(NamedTuple):
-    """The belief about a question's logits: at the usual depth and a larger one, and both at a far
-    context."""
+    """The belief about a question's logits, those of `_points`."""
 
     named: list[str]
     mean: Array
     covariance: Array
 
 
-def _logits(question: Question) -> Logits:
-    """The belief about one question by itself."""
-    known = _possible_heads(question)
-    points = [point for head in known for point in _points(question, head)]
-    normal = belief.believed(points, question.fitted)
-    mixed = _mixed(normal.mean, normal.covariance, len(known))
-    return Logits(_named(question), *mixed)
-
-
 def _published_logits(question: Question) -> Logits:
     if question.task in TEXTS:
         return _of_texts(question._replace(task=""))[question.task]
-    return _logits(question)
+    return _logits([question])[0]
 
 
 TEXTS = ("", *TASKS)
@@ -312,24 +322,62 @@ TEXTS = ("", *TASKS)
 
 @lru_cache(maxsize=512)
 def _of_texts(question: Question) -> dict[str, Logits]:
-    """The beliefs about a question on each class of text, and on any. They are of the same drafts,
-    so that all together cost little more than one; each is what it would be alone."""
-    named = _named(question)
-    known = _possible_heads(question)
-    points = []
-    for task in TEXTS:
-        on_text = question._replace(task=task)
-        points += [point for head in known for point in _points(on_text, head)]
-    normal = belief.believed(points, question.fitted)
-    logits = {}
-    size = len(points) // len(TEXTS)
-    for number, task in enumerate(TEXTS):
-        own = slice(number * size, (number + 1) * size)
-        mean, covariance = _mixed(
-            normal.mean[own], normal.covariance[own, own], len(known)
+    """The beliefs about a question on each class of text, and on any."""
+    asked = [question._replace(task=task) for task in TEXTS]
+    return dict(zip(TEXTS, _logits(asked), strict=True))
+
+
+def _logits(questions: Sequence[Question]) -> list[Logits]:
+    """The beliefs about one draft on several texts. All together cost little more than one; each is
+    what it would be alone. A draft over a part of the cache is expected to do as was published of it,
+    and is as little known as on another text of that class."""
+    heads = _possible_heads(questions[0])
+    yours = []
+    shown = []
+    sizes = []
+    for question in questions:
+        num_asked = 0
+        for head in heads:
+            for text in _published_texts(question, head.draft) or [
+                _your_text(question)
+            ]:
+                own = _your_text(question._replace(task=text.task_class))
+                yours += _points(question, head, own)
+                shown += _points(question, head, text)
+                num_asked += 1
+        sizes.append(num_asked)
+    normal = belief.believed(yours, questions[0].fitted)
+    mean = normal.mean
+    if shown != yours:
+        mean = belief.believed(shown, questions[0].fitted).mean
+    logits = []
+    num_points = len(yours) // sum(sizes)
+    end = 0
+    for size in sizes:
+        own_points = slice(end, end + size * num_points)
+        end = own_points.stop
+        mixed = _mixed(
+            mean[own_points], normal.covariance[own_points, own_points], size
         )
-        logits[task] = Logits(named, mean, covariance)
+        logits.append(Logits(_named(questions[0]), *mixed))
     return logits
+
+
+def _your_text(question: Question) -> Text:
+    return Text(f"{YOUR_TEXT}{question.task}", question.task, YOUR_TEXT.strip())
+
+
+def _published_texts(question: Question, draft: str) -> list[Text]:
+    """The texts of the question's class, or of any where it names none, on which exactly this draft over
+    a part of the cache was counted on this model. Other drafts are counted on many texts: theirs are
+    told by the levels of the belief."""
+    if question.budget is None:
+        return []
+    texts = []
+    for at in _published_of(question, [draft]):
+        if question.task in ("", at.task_class):
+            texts.append(Text(at.task, at.task_class, at.source))
+    return list(dict.fromkeys(texts))
 
 
 def joint_levels(questions: Sequence[Question]) -> tuple[Array, Array]:
@@ -339,7 +387,8 @@ def joint_levels(questions: Sequence[Question]) -> tuple[Array, Array]:
     shares = []
     for number, question in enumerate(questions):
         known = _possible_heads(question)
-        points += [_points(question, head)[0] for head in known]
+        own = _your_text(question)
+        points += [_points(question, head, own)[0] for head in known]
         shares += [(number, 1.0 / len(known))] * len(known)
     normal = belief.believed(points, questions[0].fitted)
     mixing = np.zeros((len(questions), len(points)))
@@ -436,27 +485,47 @@ def trained_as(at: Situation) -> Trained:
     return Trained(head.trained_len, head.rotary_base)
 
 
-def _points(question: Question, head: PossibleHead) -> list[Point]:
-    """The usual depth and a larger one at the law's anchor, and at a far context."""
+LARGE_BUDGET = 4
+"""Place of the large budget among the points of a draft over a part of the cache."""
+
+
+def _points(question: Question, head: PossibleHead, text: Text) -> list[Point]:
+    """The usual depth and a larger one at the law's anchor, and at a far context; of a draft over a part
+    of the cache also FAR times the budget at the anchor."""
     draft = head.draft
     at = Situation(
         kind=question.kind,
         model=plain_model(question.model),
         draft=draft,
         maker=_maker_of(question, draft),
-        task=f"{YOUR_TEXT}{question.task}",
-        source=YOUR_TEXT.strip(),
-        task_class=question.task,
+        task=text.name,
+        source=text.source,
+        task_class=text.task_class,
         temperature=question.temperature,
         context=_anchor(question),
         window=question.window,
         trained_len=head.trained.length,
         rotary_base=head.trained.rotary_base,
-        budget=question.budget,
         target_billions=question.billions,
     )
     far = msgspec.structs.replace(at, context=_far(question))
-    return [Point(where, depth) for where in (at, far) for depth in (0.0, DEPTH_STEP)]
+    if question.is_sparse_self:
+        large = _with_slots(at, USUAL_BUDGET * FAR)
+        at = _with_slots(at, USUAL_BUDGET)
+        far = _with_slots(far, USUAL_BUDGET)
+        return [*_at_depths(at), *_at_depths(far), Point(large, 0.0)]
+    return [*_at_depths(at), *_at_depths(far)]
+
+
+def _at_depths(at: Situation) -> list[Point]:
+    return [Point(at, 0.0), Point(at, DEPTH_STEP)]
+
+
+def _with_slots(at: Situation, slots: float) -> Situation:
+    """The situation with the budget that counts as these slots of an endless context
+    (`belief.boundless`)."""
+    assert at.context is not None
+    return msgspec.structs.replace(at, budget=slots / (1.0 + slots / at.context))
 
 
 def _maker_of(question: Question, draft: str) -> str:
@@ -525,10 +594,9 @@ def _law(question: Question, rates: Array, trend: float, other: float) -> Law:
         np.clip(_logistic(other - trend * REFERENCE_DEPTH), LEAST_RATE, MOST_RATE)
     )
     group = Situation(kind=question.kind).group
-    if group == "lookup":
+    start = _anchor(question)
+    if group == "lookup" or question.is_sparse_self:
         start = 0.0
-    else:
-        start = _anchor(question)
     growth = math.log((1.0 - other_rate) / (1.0 - float(rates[0])))
     reference = _anchor(question)
     if _is_beyond(question):
@@ -538,11 +606,26 @@ def _law(question: Question, rates: Array, trend: float, other: float) -> Law:
         rejection=1.0 - float(rates[0]),
         by_position=[round(float(rate), 5) for rate in rates],
         context_exponent=min(max(growth / _log_far(question), 0.0), 2.0)
-        if start
+        if group != "lookup"
         else 0.0,
         reference_context=reference,
         flat_below=start,
         flat_beyond=LARGEST if question.window is None else max(question.window, start),
+    )
+
+
+def _with_budgets(law: Law, trend: float, large: float) -> Law:
+    """The law of a draft over a part of the cache: the logit `large` of the usual depth is that at FAR
+    times the budget."""
+    rate = float(
+        np.clip(_logistic(large - trend * REFERENCE_DEPTH), LEAST_RATE, MOST_RATE)
+    )
+    exponent = max(math.log(law.rejection / (1.0 - rate)) / math.log(FAR), 0.0)
+    return msgspec.structs.replace(
+        law,
+        budget_exponent=exponent,
+        fill_exponent=exponent,
+        reference_budget=USUAL_BUDGET,
     )
 
 
@@ -555,6 +638,8 @@ def _origin(question: Question, named: Sequence[str]) -> str:
     own = _published_of(question, named)
     if not own:
         return _assumed_from(question.kind)
+    if question.budget is not None:
+        return _origin_over_part(question, own)
     drafts = {at.draft for at in own}
     if Situation(kind=question.kind).group in ("lookup", "self", "model"):
         which = "this model"
@@ -567,6 +652,25 @@ def _origin(question: Question, named: Sequence[str]) -> str:
         return f"published for {which} and such text"
     classes = list(dict.fromkeys(_text_of(at) for at in own))
     return f"published for {which} on {', '.join(classes[:MOST_CLASSES])}"
+
+
+TEXT_NAMES = {"pg19": "PG-19", "longbenchv2": "LongBench v2", "aime25": "AIME'25"}
+"""Texts by their plain names, of drafts over a part of the cache."""
+
+
+def _origin_over_part(question: Question, own: Sequence[Situation]) -> str:
+    """The source of what is known of a draft over a part of the cache, with the budgets and the texts
+    that were counted."""
+    draft = question.draft
+    if question.is_sparse_self:
+        draft = METHODS[question.kind].text
+    budgets = sorted({round(at.budget) for at in own if at.budget is not None})
+    if budgets:
+        draft += f" at {budgets[0]}"
+        if len(budgets) > 1:
+            draft += f" to {budgets[-1]}"
+    texts = dict.fromkeys(TEXT_NAMES.get(at.task, at.task) for at in own)
+    return f"published for this model and {draft} on {', '.join(texts)}"
 
 
 def _text_of(at: Situation) -> str:
@@ -585,14 +689,7 @@ def _published_of(question: Question, named: Sequence[str]) -> list[Situation]:
     return own
 
 
-SHAPES = {"streamingllm": "streamingllm", "snapkv": "snapkv", "topk": "snapkv"}
-"""Method whose published law gives the growth with budget and context of a sparse self-draft."""
-
-SHAPE_MODEL = "llama-3.1-8b"
-
 USUAL_GAMMA = 4
-
-NUM_TRIED = 200
 
 YOURS = "measured (yours)"
 
@@ -613,18 +710,6 @@ OFF_THE_LINE = 0.1
 def profile_of(question: Question, *, draft: str, method: str) -> BelievedProfile:
     """The belief about a question as a profile of the draft that plans call `draft`."""
     found = assumed(question)
-    law = found.law
-    error = found.error
-    if question.kind in SHAPES:
-        shape = default_profile(SHAPE_MODEL, SHAPES[question.kind])
-        if shape is not None:
-            budget = question.budget or belief.USUAL_BUDGET
-            rate = _first_rate(shape.law, found.law)
-            shaped = shape.at_rate(rate, budget=budget, context=_anchor(question))
-            law = shaped.law
-            error = msgspec.structs.replace(
-                shaped.error, log_rejection=found.error.log_rejection
-            )
     return BelievedProfile(
         model=question.model,
         draft=draft,
@@ -633,20 +718,10 @@ def profile_of(question: Question, *, draft: str, method: str) -> BelievedProfil
         dataset=question.task,
         definition="belief from published rates",
         source=found.origin,
-        law=law,
-        error=error,
+        law=found.law,
+        error=found.error,
         measured_gamma=DEEPEST[Situation(kind=question.kind).group],
     )
-
-
-def _first_rate(shape: Law, believed: Law) -> float:
-    """Rate of position 1 with which a law by position gives as many tokens per step as a belief."""
-    gamma = USUAL_GAMMA
-    rates = np.array(believed.by_position[:gamma])
-    wanted = expected_tokens_per_step(rates, len(rates))
-    tried = np.linspace(LEAST_RATE, MOST_RATE, NUM_TRIED)
-    tokens = expected_tokens_per_step(shape.rates_after(tried, gamma), gamma)
-    return float(np.interp(wanted, tokens, tried))
 
 
 def completed(profile: P, question: Question, *, num_given: int = 0) -> P:
@@ -773,8 +848,10 @@ def _believed_slope(question: Question) -> tuple[float, float]:
     group = Situation(kind=question.kind).group
     if group in ("lookup", "self"):
         _, mean, covariance = _published_logits(question._replace(task=""))
-        change = np.array([-1.0, 1.0, 0.0, 0.0]) / DEPTH_STEP
-        return float(change @ mean), math.sqrt(float(change @ covariance @ change))
+        change = (mean[1] - mean[0]) / DEPTH_STEP
+        return float(change), math.sqrt(
+            _variance_between(covariance, 0, 1)
+        ) / DEPTH_STEP
     by_group = belief.fitted_belief().coefficients.slopes
     slopes = by_group.get(group, [])
     if len(slopes) < ENOUGH_SLOPES:
