@@ -21,7 +21,7 @@ from magicdec.validate.rows import read_lines, read_rows
 
 PAIR_TABLES = [
     DATA / "pairs" / f"{name}.csv"
-    for name in ("pairs", "pairs_2", "pairs_3", "lookups")
+    for name in ("pairs", "pairs_2", "pairs_3", "pairs_4", "lookups")
 ]
 SERVER_TABLES = sorted((DATA / "servers").glob("*.csv*"))
 TABLES = [*PAIR_TABLES, *SERVER_TABLES]
