@@ -101,7 +101,7 @@ def test_a_plan_for_a_log_names_what_the_hits_cost_and_the_option(
     requests = multi_turn(tmp_path, SHARED)
     (note,) = [
         each
-        for each in traffic_notes("mtp", requests, HYBRID, limit=2.8)
+        for each in traffic_notes("mtp", requests, HYBRID, limit=4.0)
         if "prefix hit" in each
     ]
     assert "2,144 matched tokens" in note
