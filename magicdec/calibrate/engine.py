@@ -273,10 +273,11 @@ def _time_rounds(
                 points.append(TimedPoint(phase, columns, [phase_s], speeds))
         return points
 
-    timed(0)
+    parts = {number: f"{name}, round {number}" for number in range(1, rounds + 1)}
+    if not all(map(unfinished.holds, parts.values())):
+        timed(0)
     every = []
-    for number in range(1, rounds + 1):
-        part = f"{name}, round {number}"
+    for number, part in parts.items():
         every.append(unfinished.part(part, partial(timed, number)))
     points = []
     for of_rounds in zip(*every, strict=True):

@@ -32,6 +32,9 @@ class Unfinished:
         whole = b"\n".join(lines[:-1]) + b"\n"
         path.write_bytes(whole)
 
+    def holds(self, name: str) -> bool:
+        return name in self._parts
+
     def part(
         self, name: str, measure: Callable[[], list[TimedPoint]]
     ) -> list[TimedPoint]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EPILOG = options.examples("demo", "demo --quick -o elsewhere")
 
-WHOLE, QUICK = "about 4 minutes on two idle cores", "about 90 s on two idle cores"
+WHOLE, QUICK = "about 5 minutes on two idle cores", "about 90 s on two idle cores"
 
 
 def demo_command(

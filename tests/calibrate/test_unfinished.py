@@ -53,7 +53,9 @@ def test_rounds_that_ended_are_not_timed_again(steps: int, tmp_path: Path) -> No
     kept = [3.0, 5.0][:whole]
     assert verify.seconds[:whole] == kept
     assert all(seconds > 100.0 for seconds in verify.seconds[whole:])
-    assert rounds(Machine(begins=900), path) == points
+    third = Machine(begins=900)
+    assert rounds(third, path) == points
+    assert third.taken == 900
     uninterrupted = rounds(Machine(), None)
     assert [(point.table, point.shape) for point in uninterrupted] == [
         (point.table, point.shape) for point in points
