@@ -79,7 +79,7 @@ MOST_LINES = 12
 FEW = 3
 """Rows of a table, unless all are asked for."""
 WORTH_A_ROW = FURTHER[: FURTHER.index("at the limit")]
-"""Kinds that the short answer rather says than a third row."""
+"""Kinds that the short answer rather says than the rows below the first."""
 LEFT_OUT = ("acceptance", "plain", "texts")
 """Kinds that the short answer drops first where the lines are too few."""
 BREAKING = ("device", "layout", "draft", "mark")
@@ -217,10 +217,12 @@ def _print_short(
     further = [statement for statement in story if statement.kind in FURTHER]
     further.sort(key=lambda statement: FURTHER.index(statement.kind))
     for statement in further:
-        is_worth = statement.kind in WORTH_A_ROW and len(rows) > 2
-        if height(statement) <= left() + is_worth:
+        room = left()
+        if statement.kind in WORTH_A_ROW and rows:
+            room += len(rows) - 1
+        if height(statement) <= room:
             told.insert(-1, statement)
-            shorten(2)
+            shorten(1)
             break
     _print_told(console, told, rows)
     return told
