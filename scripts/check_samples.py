@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from magicdec.live.check import AskedLoad, check_command
+from magicdec.live.check import check_command
 from magicdec.live.check_text import lines_of
+from magicdec.live.findings import AskedLoad
 from magicdec.specs.serve_command import read_serve_command
 
 SAMPLES = Path(__file__).resolve().parent.parent / "docs" / "samples"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import magicdec
-from magicdec.live.check import AskedLoad, Check, check_command, findings_of
+from magicdec.live.check import Check, check_command
+from magicdec.live.findings import AskedLoad, findings_of
 from magicdec.reports.exports import export
 from magicdec.reports.story import story_of
 from magicdec.specs.serve_command import read_serve_command

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 import magicdec
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError
-from magicdec.live.check import AskedLoad, Check, check_command
+from magicdec.live.check import Check, check_command
 from magicdec.live.check_text import lines_of
+from magicdec.live.findings import AskedLoad
 from magicdec.schema.row import Candidate
 from magicdec.specs.serve_command import read_serve_command
 from magicdec.tasks import usual_lengths

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.live import check
-from magicdec.live.check import AskedLoad
+from magicdec.live import check, findings
+from magicdec.live.findings import AskedLoad
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.serve_command import ServeCommand, read_serve_command
 
@@ -23,7 +23,7 @@ def command_of(**options: int | None) -> ServeCommand:
 
 def asked(command: ServeCommand, load: AskedLoad) -> tuple[Any, list[str], list[str]]:
     """The request of a plan, what was assumed for it, and what the rules say."""
-    found = check.findings_of(command, load)
+    found = findings.findings_of(command, load)
     said = [*found.said["wrong"], *found.said["note"]]
     return found.request, found.assumed, said
 
@@ -83,7 +83,7 @@ def test_a_request_is_as_long_as_command_and_model_allow(
         request, assumed, problems = asked(command, load)
         assert bool(problems) == (limit is not None and limit > 131072)
         if context is None:
-            usual = min(check.ASSUMED_CONTEXT, longest // 2)
+            usual = min(findings.ASSUMED_CONTEXT, longest // 2)
             assert request.context_lens == (usual,)
             assert any(f"prompts of {usual} tokens" in each for each in assumed)
         else:

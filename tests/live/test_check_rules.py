@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magicdec.live import changes, check, check_text, options, settings
+from magicdec.live import changes, check_text, findings, options, settings
 from magicdec.live.changes import BatchAdvice, advised, changes_of_batch
-from magicdec.live.check import AskedLoad, Check
+from magicdec.live.check import Check
+from magicdec.live.findings import AskedLoad
 from magicdec.live.settings import Change
 from magicdec.schema.row import Gain
 from magicdec.specs.catalog import load_model_spec
@@ -203,7 +204,7 @@ def test_users_beyond_what_fits_get_devices_and_requests_wait() -> None:
     load = AskedLoad(**fields)
     model = load_model_spec("llama-3.1-8b")
     command = command_of("--max-num-seqs 300")
-    request, _ = check._request(command, load, model)
+    request, _ = findings._request(command, load, model)
     changes = changes_of_batch(command, 400, request, model)
     case = case_of(draft="none", context_lens=(8192,), gen_len=100)
     fits = int(case.largest_batches()[0])
@@ -220,7 +221,7 @@ def test_users_beyond_what_fits_get_devices_and_requests_wait() -> None:
     assert devices.gain > 1.0
     few = command_of("--max-num-seqs 4")
     asked = AskedLoad(**fields | {"batch": 30})
-    request = check._request(few, asked, model)[0]
+    request = findings._request(few, asked, model)[0]
     at_once = changes_of_batch(few, 30, request, model)
     assert at_once.serves == 30
     (wider,) = at_once.changes
@@ -229,7 +230,7 @@ def test_users_beyond_what_fits_get_devices_and_requests_wait() -> None:
     assert wider.gain is not None
     assert wider.gain > 1.0
     right = AskedLoad(**fields | {"batch": 4})
-    request = check._request(few, right, model)[0]
+    request = findings._request(few, right, model)[0]
     assert changes_of_batch(few, 4, request, model) == BatchAdvice([], [])
 
 
@@ -241,13 +242,13 @@ def test_a_format_is_the_plans_or_the_checkpoints(
 ) -> None:
     model = load_model_spec("llama-3.1-8b")
     assumed: list[str] = []
-    assert check._format("weights", text, model, assumed) == expected
+    assert findings._format("weights", text, model, assumed) == expected
     published = load_model_spec("deepseek-v3")
-    assert check._format("weights", "fp8", published, assumed) is None
-    assert check._format("cache", "fp8", published, assumed) == "fp8"
+    assert findings._format("weights", "fp8", published, assumed) is None
+    assert findings._format("cache", "fp8", published, assumed) == "fp8"
     assert not assumed
-    assert check._format("weights", "odd", model, assumed) is None
-    assert check._format("cache", "q4_k_m", model, assumed) is None
+    assert findings._format("weights", "odd", model, assumed) is None
+    assert findings._format("cache", "q4_k_m", model, assumed) is None
     assert assumed == [
         "the weights as published, as odd is not known",
         "the cache as published, as q4_k_m is not known",
@@ -255,10 +256,10 @@ def test_a_format_is_the_plans_or_the_checkpoints(
 
 
 def test_a_task_brings_its_output_where_none_is_given() -> None:
-    usual = check.usual_lengths("code")
+    usual = findings.usual_lengths("code")
     for gen_len, longest in ((0, 10**6), (7, 10**6), (0, 100)):
         load = AskedLoad(task="code", gen_len=gen_len)
-        context, output, assumed = check._lengths(load, longest)
+        context, output, assumed = findings._lengths(load, longest)
         assert context == min(usual.prompt_len, longest // 2)
         assert output == (gen_len or min(usual.output_len, longest // 2))
         assert len(assumed) == (1 if gen_len else 2)
@@ -269,9 +270,9 @@ def test_an_acceptance_that_is_given_is_of_the_commands_own_draft() -> None:
     config = {"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3}
     drafting = command_of(f"--speculative-config '{json.dumps(config)}'")
     load = AskedLoad(hardware="h100", batch=8, accept_length=2.5, drafted_share=1.0)
-    request, _ = check._request(drafting, load, model)
+    request, _ = findings._request(drafting, load, model)
     assert (request.accept_length, request.drafted_share, request.gamma) == (2.5, 1.0, 3)  # fmt: skip
-    plain, _ = check._request(command_of(), load, model)
+    plain, _ = findings._request(command_of(), load, model)
     assert (plain.accept_length, plain.gamma) == (None, None)
     without = changes.without_acceptance(request, gamma=None)
     for name in ("accept_length", "drafted_share", "acceptance_rate", "gamma"):
@@ -286,7 +287,7 @@ def test_a_gamma_that_is_left_to_the_engine_is_said(gamma: int | None) -> None:
     own = msgspec.structs.replace(command.speculation, gamma=gamma)
     command = msgspec.structs.replace(command, speculation=own)
     load = AskedLoad(hardware="h100", batch=8)
-    request, _ = check._request(command, load, model)
+    request, _ = findings._request(command, load, model)
     drafted = changes.own_draft(command, request, model)
     assert not isinstance(drafted, str)
     is_said = any("gamma is the engine's default" in note for note in drafted.notes)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError, ServerError
-from magicdec.live import check, forms, metrics, options, profile
+from magicdec.live import findings, forms, metrics, options, profile
 from magicdec.live.advice import Serving
 from magicdec.live.metrics import VLLM, Scrape, Target
 from magicdec.live.observation import (
@@ -298,7 +298,7 @@ def test_eagle_without_a_head_of_its_own_is_the_models_module_in_sglang(
     assert isinstance(plain.speculation, Speculation)
     speculation = msgspec.structs.replace(plain.speculation, draft=draft, checkpoint=checkpoint)  # fmt: skip
     command = msgspec.structs.replace(plain, engine=engine, speculation=speculation)
-    found = check._with_own_head(command, load_model_spec(model))
+    found = findings._with_own_head(command, load_model_spec(model))
     assert found.speculation is not None
     assert found.speculation.draft == ("mtp" if is_own else draft)
 

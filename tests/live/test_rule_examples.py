@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from magicdec.live.check import AskedLoad, findings_of
+from magicdec.live.findings import AskedLoad, findings_of
 from magicdec.perfmodel.plan.standing import AskedDraft, standing
 from magicdec.specs.catalog import is_model, load_model_spec
 from magicdec.specs.engine import load_engine

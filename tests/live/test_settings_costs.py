@@ -12,7 +12,8 @@ import pytest
 
 import magicdec
 from magicdec.live.changes import in_order
-from magicdec.live.check import AskedLoad, Check, _request
+from magicdec.live.check import Check
+from magicdec.live.findings import AskedLoad, _request
 from magicdec.live.settings import Change, Served, costs_of
 from magicdec.perfmodel.planner import answered
 from magicdec.specs.catalog import load_model_spec

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from magicdec.live.check import AskedLoad, _on_command, _request, users_in_cache
+from magicdec.live.check import users_in_cache
+from magicdec.live.findings import AskedLoad, _on_command, _request
 from magicdec.live.settings import Change, Served, costs_of
 from magicdec.perfmodel.plan.request import Case, PlanRequest
 from magicdec.perfmodel.planner import answered
