@@ -32,12 +32,14 @@ def verdict_of(chance: float) -> Verdict:
     """Decide whether speculation pays at one load from the probability of a speedup above 1, by the one
     definition of all sentences, tables, figures and exports.
 
-    It pays where that is 90 % or more, and does not where it is 10 % or less; else it is unclear.
-    Another batch may give more throughput: `speedup_vs_best_autoregressive` states that separately.
+    It pays where that is 90 % or more as printed, in whole percents, and does not where it is 10 % or
+    less; else it is unclear. Another batch may give more throughput: `speedup_vs_best_autoregressive`
+    states that separately.
     """
-    if chance >= SURELY:
+    printed = round(chance, 2)
+    if printed >= SURELY:
         return "pays"
-    if chance <= 1.0 - SURELY:
+    if printed <= round(1.0 - SURELY, 2):
         return "does not pay"
     return "unclear"
 

@@ -26,7 +26,7 @@ from magicdec.reports.data import ReportData
 from magicdec.reports.headline import headline_of
 from magicdec.reports.several import to_buy
 from magicdec.schema.plan import CaseAnswer
-from magicdec.schema.row import Gain
+from magicdec.schema.row import Gain, verdict_of
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SpeculationSpec
@@ -375,17 +375,23 @@ def test_a_context_that_the_model_cannot_read_refuses_itself_alone() -> None:
 
 
 def test_the_verdict() -> None:
-    """A log-normal of this interval has 90 % above 1 from 1.2816 deviations on."""
+    """A log-normal of this interval has 90 % above 1 from 1.2816 deviations on; what is printed as 90 % pays."""
     cases = {
         (1.2, 1.1, 1.5): "pays",
         (1.2, 0.96, 1.5): "pays",
-        (1.2, 0.93, 1.5): "unclear",
+        (1.2, 0.90, 1.5): "unclear",
         (0.7, 0.5, 0.9): "does not pay",
         (1.0, 1.0, 1.0): "does not pay",
     }
     assert {
         ends: Gain(speedup=ends[0], low=ends[1], high=ends[2]).verdict for ends in cases
     } == cases
+    assert [verdict_of(chance) for chance in (0.896, 0.894, 0.104, 0.106)] == [
+        "pays",
+        "unclear",
+        "does not pay",
+        "unclear",
+    ]
 
 
 def test_the_verdict_is_of_this_load_and_another_batch_is_another_statement() -> None:
