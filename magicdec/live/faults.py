@@ -178,9 +178,6 @@ def _causes(situation: DraftedLoad, excess_s: float) -> dict[str, float]:
     causes = {}
     for name, setting in KNOWN.items():
         more_s = step_s(setting.path(engine)) - usual_s
-        if setting.is_of_graphs:
-            second_s = engine.graphs.piecewise_s(setup.model.num_hidden_layers)
-            more_s = (more_s + second_s) / 2.0
         if more_s > 0.0:
             causes[name] = more_s
     return dict(sorted(causes.items(), key=lambda cause: abs(cause[1] - excess_s)))

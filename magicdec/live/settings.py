@@ -527,9 +527,12 @@ def times_as_set(
         return None
     piecewise_s = engine.graphs.piecewise_s(served.case.model.num_hidden_layers)
     second_s = whole_s * (1.0 + piecewise_s / whole.step_s)
+    first_s = launched.between_tokens_s
+    if of_graphs.path is piecewise:  # whose row has the mean of both laws
+        first_s = max(2.0 * first_s - second_s, whole_s)
     if served.borrows_host_times:
-        return (launched.between_tokens_s + second_s) / 2.0, whole_s
-    return launched.between_tokens_s, second_s
+        return (first_s + second_s) / 2.0, whole_s
+    return first_s, second_s
 
 
 def slowed(row: Candidate, times: float, alone_times: float) -> Candidate:
