@@ -74,16 +74,23 @@ def print_choice(document: dict[str, Any], output_format: OutputFormat) -> None:
 
 @app.command(
     "published",
-    epilog=options.examples("validate published", "validate published --format csv"),
+    epilog=options.examples(
+        "validate published", "validate published --acceptance believed"
+    ),
 )
 def published_command(
     files: OptionalFiles = None,
+    acceptance: Annotated[
+        Literal["profile", "believed"],
+        option("The pairs' shipped profiles, or what a plan without any believes."),
+    ] = "profile",
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
     """Predictions against published speedups and latencies."""
     from magicdec.validate.published_speedups import validate_published
 
-    print_groups(validate_published(files or None), output_format)
+    document = validate_published(files or None, acceptance=acceptance)
+    print_groups(document, output_format)
 
 
 @app.command(

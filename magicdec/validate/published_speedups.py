@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,9 +23,11 @@ from magicdec.perfmodel.acceptance import (
     default_profile,
     load_profile,
 )
+from magicdec.perfmodel.acceptance.believed import Question, profile_of
 from magicdec.perfmodel.intervals import interval, tokens_error
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
+from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.parallel import check_tp
 from magicdec.specs.speculation import (
@@ -160,9 +162,12 @@ class Evaluation(NamedTuple):
 
 def validate_published(
     paths: Sequence[str | Path] | None = None,
+    *,
+    acceptance: Literal["profile", "believed"] = "profile",
 ) -> dict[str, Any]:
     """One group per file × (device, target, draft); fractions are plain numbers. Without paths: the
-    shipped tables.
+    shipped tables. `acceptance`: the pair's shipped profile, or what a plan believes that is told
+    neither a profile nor a text.
 
     A group whose model or device is unknown, or whose model does not split over its ranks, has no
     numbers but a reason (`refused`).
@@ -190,10 +195,14 @@ def validate_published(
         if reason is None:
             _, target, draft, method, _ = pair
             law = default_profile(target, method, draft)
+            if acceptance == "believed":
+                law = _believed(target, draft, method)
             group |= summarize([rows[index] for index in members], law, profile)
             group["acceptance"] = "needs acceptance"
             if law is not None:
                 group["acceptance"] = f"profile {law.name}"
+            if law is not None and law.is_assumed:
+                group["acceptance"] = law.source
         else:
             group["rows"] = len(members)
             group |= dict.fromkeys(MEASURES)
@@ -203,6 +212,11 @@ def validate_published(
         reason = groups[0]["refused"]
         raise ConfigError(f"{rows[0].file}: {reason}")
     return {"groups": groups, "refused": lines}
+
+
+def _believed(target: str, draft: str, method: DraftMethod) -> AcceptanceProfile:
+    question = Question.about(load_model_spec(target), draft, method)
+    return profile_of(question, draft=draft, method=method)
 
 
 def _group_name(
