@@ -148,13 +148,19 @@ def acceptance_command(
     ] = None,
     leave_out: Annotated[
         Literal[
-            "model", "source", "checkpoint", "checkpoint-task", "long-context", "text"
+            "model",
+            "source",
+            "checkpoint",
+            "checkpoint-task",
+            "long-context",
+            "text",
+            "nothing",
         ]
         | None,
         option(
             "Predict each group of rows from all others; long-context: what is beyond 2k of a "
             "checkpoint whose shorter ones are given; text: each as a user's own, from other texts "
-            "and sources.",
+            "and sources; nothing: given its own row too.",
             "--leave-out",
         ),
     ] = None,

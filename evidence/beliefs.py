@@ -6,7 +6,8 @@ Each group of rows (a model, a source, a checkpoint, one task of a checkpoint, o
 long contexts) is predicted from all other rows of the file and of the shipped table. Error, width
 and coverage refer to tokens per step. For long contexts the checkpoint's own rates up to 2k are
 given. "text" asks about each row as a plan asks about a user's own text of that class, given the
-rows of other texts and other sources. Heads whose cache is a window have lines of their own.
+rows of other texts and other sources; "nothing" gives each row its own too. Heads whose cache is a
+window have lines of their own.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from evidence.published_rates import (
     Evidence,
     Rate,
     distinct,
+    given_all,
     rates_left_out,
     read_rates,
     same_rate,
@@ -64,6 +66,7 @@ TASK_GROUPS: dict[str, Callable[[Situation], str]] = {
     "long-context": _long_context,
 }
 OWN_TEXT = "text"
+NOTHING = "nothing"
 THRESHOLDS = np.arange(1.3, 3.01, 0.1)
 """Thresholds of the claims "more than this many tokens per step"."""
 NUM_DECILES = 10
@@ -117,7 +120,7 @@ def validate_beliefs(
 
     Raises ConfigError for an unknown group, and for tables without a usable row.
     """
-    known = (*TASK_GROUPS, OWN_TEXT)
+    known = (*TASK_GROUPS, OWN_TEXT, NOTHING)
     if leave_out and leave_out not in known:
         raise unknown_choice("group to leave out", leave_out, known)
     asked = distinct(
@@ -134,6 +137,8 @@ def validate_beliefs(
     progress(f"{len(asked)} rows, {num_further} further rows of the shipped table")
     if leave_out == OWN_TEXT:
         mean, deviation = texts_left_out(evidence, scales, len(asked))
+    elif leave_out == NOTHING:
+        mean, deviation = given_all(evidence, scales)
     else:
         if leave_out:
             groups = _groups_of(rates, asked, TASK_GROUPS[leave_out])

@@ -504,6 +504,18 @@ def _conditioned(
     return gain, own - np.einsum("ij,ij->j", cross, gain)
 
 
+def given_all(evidence: Evidence, scales: Scales) -> tuple[Array, Array]:
+    """Each row given all rows, its own with them: mean and standard deviation of their logits, noise with
+    it."""
+    points = evidence.points
+    covariance = prior_covariance(points, points, scales)
+    gain = np.linalg.solve(noisy_covariance(evidence, scales), covariance)
+    known = np.einsum("ij,ij->j", covariance, gain)
+    variance = covariance.diagonal() - known + evidence.usual_variance
+    mean = gain.T @ evidence.logits + lost_logits(points)
+    return mean, widths_of(points) * np.sqrt(np.maximum(variance, 1e-6))
+
+
 def texts_left_out(
     evidence: Evidence, scales: Scales, num_asked: int
 ) -> tuple[Array, Array]:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from evidence import published_rates
+from evidence import DATA, published_rates
 from evidence.beliefs import TASK_GROUPS, validate_beliefs
 from evidence.published_rates import (
     Evidence,
@@ -553,3 +553,33 @@ def test_the_most_tokens_per_step_are_the_tables_own() -> None:
             for row in csv.DictReader(file)
         }
     assert shipped == most
+
+
+def test_a_published_draft_over_a_part_of_the_cache_is_expected_to_do_as_published() -> (
+    None
+):
+    """Of three drafted tokens the project's page prints the accepted share by context; nobody names a text."""
+    question = Question("llama-3.1-8b", "streamingllm", 8.0, budget=512.0)
+    found = believed.profile_of(question, draft="self", method="streamingllm")
+    assert found.source == "published for this model and StreamingLLM at 512 on PG-19"
+    table = DATA / "acceptance" / "acceptance_llama31_8b_streamingllm512_pg19.csv"
+    with table.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            context = float(row["context_len"])
+            tokens, _ = found.tokens_per_step(budget=512.0, context=context, gamma=3)
+            stated = 1.0 + 3.0 * float(row["acceptance_rate"])
+            assert float(tokens) == pytest.approx(stated, rel=0.03), context
+
+
+@pytest.mark.parametrize(
+    ("left_out", "error", "inside"), [("source", 0.15, 0.83), ("nothing", 0.05, 0.83)]
+)
+def test_self_drafts_are_believed_with_and_without_their_source(
+    left_out: str, error: float, inside: float
+) -> None:
+    groups = {
+        group.group: group for group in validate_beliefs(leave_out=left_out).groups
+    }
+    assert groups["self"].median_error <= error
+    for name in ("self", "snapkv", "streamingllm", "topk"):
+        assert groups[name].coverage >= inside, name

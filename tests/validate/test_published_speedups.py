@@ -200,3 +200,14 @@ def test_a_draft_without_acceptance_has_every_key_and_no_numbers(tmp_path):
         group[name]
         for name in ("speedup_mape", "gamma_exact", "gamma_regret", "speedup_coverage")
     ] == [None] * 4
+
+
+def test_the_papers_rows_are_answered_without_a_profile() -> None:
+    """Half of the speedups told the belief; the acceptance is named by what was published."""
+    groups = validate_published(acceptance="believed")["groups"]
+    assert sum(group["rows"] for group in groups) == 65
+    for group in groups:
+        assert group["speedup_mape"] <= 0.08
+        assert group["speedup_coverage"] >= 0.85
+        assert group["gamma_within_1"] is None or group["gamma_within_1"] >= 0.8
+        assert group["acceptance"].startswith("published for this model and ")
