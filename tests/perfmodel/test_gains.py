@@ -176,6 +176,7 @@ def test_all_figures_of_a_row_are_of_one_point(question: dict[str, Any]) -> None
     above 1 where the draft is more likely than not to pay."""
     plan = magicdec.plan(**question)
     assert plan.candidates
+    assert {row.verdict for row in plan.autoregressive_rows} == {"does not pay"}
     for row in plan.candidates:
         times = row.step.autoregressive_s / row.tpot_s
         assert row.speedup == pytest.approx(times)

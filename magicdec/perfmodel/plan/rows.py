@@ -29,6 +29,7 @@ from magicdec.perfmodel.setup import Points, Setup, budgets_of, microbatch
 from magicdec.perfmodel.speedup import BoolArray, Prediction
 from magicdec.schema.row import (
     NO_DRAFT,
+    NO_GAIN,
     PLUGIN,
     Candidate,
     Decoding,
@@ -391,6 +392,8 @@ class Rows(Users, frozen=True, kw_only=True, dict=True):
         )
 
     def gain(self, speedup: Array, gains: Gains) -> list[Gain]:
+        if self.acceptance is None:
+            return self.column(NO_GAIN)
         low, high = gains.quantiles()
         return self.parts(
             Gain,
