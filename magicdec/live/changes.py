@@ -47,10 +47,11 @@ from magicdec.reports.sentences import acceptance_of
 from magicdec.schema.row import Candidate
 from magicdec.specs.catalog import known_model
 from magicdec.specs.engine import load_engine
+from magicdec.specs.heads import listed_as
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.serve_command import ServeCommand
 from magicdec.specs.serve_command.speculation import UNKNOWN_DRAFTS
-from magicdec.specs.speculation import MAX_GAMMA, OWN_METHOD
+from magicdec.specs.speculation import HEAD_METHODS, MAX_GAMMA, OWN_METHOD
 from magicdec.units import INTERVAL_ENDS, format_count, format_percent
 
 LIGHT_LOADS = (1, 4, 16)
@@ -162,7 +163,7 @@ class OwnDraft(NamedTuple):
             acceptance=self.option.acceptance,
             batch_size=now.batch_size,
             context_len=now.context_len,
-            gamma=gamma,
+            gamma=max(gamma, row.gamma),
             tp_size=now.tp_size,
         )
         choices = choices_at(situation, now.batch_size, now.context_len, over=gamma)
@@ -206,6 +207,10 @@ def own_draft(
         gamma=gamma,
         tree=speculation.tree,
     )
+    if speculation.draft in HEAD_METHODS:
+        # by its own acceptance, vocabulary and length
+        name = listed_as(speculation.checkpoint or "")
+        asked = msgspec.structs.replace(asked, draft_name=name)
     if speculation.draft not in OWN_METHOD:
         asked = msgspec.structs.replace(asked, draft_method="full")
     first = answered(asked, model, [])[0][0]

@@ -34,6 +34,10 @@ NOISE = re.compile(
 """Parts of a head's name that say nothing of its target."""
 
 
+GGUF = re.compile(r"(-(ud-)?(i?q\d\w*|b?f16))?\.gguf$")
+"""End of a converted head's file, with its format."""
+
+
 class KnownHead(msgspec.Struct, frozen=True, kw_only=True):
     """A published head of the table."""
 
@@ -102,6 +106,18 @@ def _by_bare_name() -> dict[str, KnownHead]:
     return {
         head.checkpoint.lower().rpartition("/")[2]: head for head in published_heads()
     }
+
+
+def _called_like(checkpoint: str) -> KnownHead | None:
+    """The table's head whose repository a name, a path or a converted file is called like."""
+    bare = checkpoint.lower().rstrip("/").rpartition("/")[2]
+    return _by_bare_name().get(GGUF.sub("", bare))
+
+
+def listed_as(checkpoint: str) -> str | None:
+    """The table's repository that a checkpoint is, or is called like; None: the table has none."""
+    known = _by_checkpoint().get(checkpoint.lower()) or _called_like(checkpoint)
+    return None if known is None else known.checkpoint
 
 
 def is_named(checkpoint: str) -> bool:
@@ -232,7 +248,7 @@ def facts_of_configuration(checkpoint: str, head: HeadSpec) -> HeadFacts:
 def _of_name(checkpoint: str) -> HeadFacts:
     """The facts that a name states: those of the table's head of this name, wherever it lies, else
     the kind of head, its block, and a target of the catalog."""
-    alike = _by_bare_name().get(checkpoint.lower().rstrip("/").rpartition("/")[2])
+    alike = _called_like(checkpoint)
     if alike is not None:
         return _facts_of_row(alike, checkpoint, proof=NAME)
     method = head_named_in(checkpoint)

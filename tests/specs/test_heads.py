@@ -10,7 +10,12 @@ import pytest
 from magicdec.naming import head_named_in
 from magicdec.perfmodel.acceptance.belief import fitted_belief
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.heads import facts_of, published_heads, target_named_in
+from magicdec.specs.heads import (
+    facts_of,
+    listed_as,
+    published_heads,
+    target_named_in,
+)
 from magicdec.specs.names import named_models
 
 NOT_HEADS = {
@@ -107,3 +112,21 @@ def test_a_block_bounds_the_drafts_of_a_step(tmp_path: Path) -> None:
             json.dumps(config | {"architectures": [architecture]})
         )
         assert facts_of(str(path)).most_drafts == most
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "listed"),
+    [
+        ("/models/Qwen3.8-27B-DFlash2-Q8_0.gguf", "z-lab/Qwen3.8-27B-DFlash2"),
+        (
+            "/weights/EAGLE3-LLaMA3.1-Instruct-8B",
+            "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+        ),
+        ("angelslim/qwen3-14b_eagle3", "AngelSlim/Qwen3-14B_eagle3"),
+        ("/models/head", None),
+    ],
+)
+def test_a_copy_of_a_listed_head_is_known_by_its_name(
+    checkpoint: str, listed: str | None
+) -> None:
+    assert listed_as(checkpoint) == listed
