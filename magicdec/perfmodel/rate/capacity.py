@@ -178,7 +178,7 @@ def simulated(
         raise ConfigError(
             f"no acceptance is known for this draft of {model.name}; give acceptance_rate"
         )
-    layout = able[-1]
+    layout = max(able, key=lambda layout: layout.rate)
     if is_drafted:
         layout = dataclasses.replace(layout, follows="by batch")
     return Trial(load=load, layout=layout).at(load.rate, replicas, seed=seed)
