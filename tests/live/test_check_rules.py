@@ -163,8 +163,8 @@ def test_another_gamma_gains_what_the_plan_says(gen_len: int) -> None:
     best = drafted.best_at(8)
     fastest = max(rows, key=lambda row: row.rate)
     assert best == (fastest.gamma if fastest.gain.speedup >= 1.0 else 0)
-    for other in (1, 2, 5):
-        assert drafted.over_gamma(8, best, other).gain >= 1.0 - 1e-9
+    for gamma in (1, 2, 5):
+        assert drafted.over_gamma(8, best, gamma).gain >= 1.0 - 1e-9
     assert drafted.over_gamma(8, 3, 3) == changes.Over(1.0, 1.0, 1.0)
     poor = drafted_of(acceptance_rate=0.05, gamma=2)
     own = next(row for row in poor.gammas(8).rows if row.gamma == 2)
