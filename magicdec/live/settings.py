@@ -679,8 +679,8 @@ def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
     setting = Change(
         change=f"Read prompts in parts of {usual:.0f} tokens, not {most}",
         option=f"{option} {usual * groups:.0f}",
-        reason=f"a prompt of {row.context_len} tokens takes {format_seconds(small.decoding.ttft_s)} to "
-        f"read, not {format_seconds(prompt_s)}",
+        reason=f"a prompt of {row.context_len} tokens then takes {format_seconds(prompt_s)} to read, "
+        f"not {format_seconds(small.decoding.ttft_s)}",
         gain=None,
         is_of_first_token=is_of_first,
         kind="gain" if is_of_first else "cost",
