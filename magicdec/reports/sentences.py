@@ -88,7 +88,7 @@ def _why_not(choice: Choice) -> str:
     if left_out.gain.speedup > 1.0:  # the choice is by the mean loss over texts
         none = "no draft gains on average over kinds of text"
         return f": {none}; with its known acceptance, {drafting} would be {gain}"
-    return f": the best draft, {drafting}, would be {gain}"
+    return f": {drafting}, would be {gain}"
 
 
 def unpublished(row: Candidate) -> str:
