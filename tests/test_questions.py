@@ -39,17 +39,17 @@ SAID: dict[str, tuple[str, ...]] = {
     "Qwen3-0.6B": ("1 user on 1 x H200", "qwen3-0.6b"),
     "4k,16k,64k": ("A draft gains on average at ", " of 3 contexts", "EAGLE-3"),
     "docker-compose.yml": (
-        "no change is likely to gain",
+        "Draft with suffix decoding",
         "EAGLE-3, gamma 8 on 4 x h100",
     ),
     "deployment.yaml": (
         "Draft 10 tokens per step, not 5",
         "n-gram, gamma 5 on 2 x l40s",
     ),
-    "sglang.sh": ("Capture graphs of 32 sequences",),
+    "sglang.sh": ("wrong: devices: the command uses 8, but 4 are given",),
     "serve.sh": ("Draft with DSpark", "1 x l40s-48gb"),
     "vllm serve": (
-        "no change is likely to gain",
+        "Draft 1 token per step, not 5",
         "as it is: EAGLE-3, gamma 5 on 2 x h100",
     ),
 }

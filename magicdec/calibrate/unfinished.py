@@ -1,4 +1,4 @@
-"""What an interrupted calibration has measured, so that the next one goes on from there."""
+"""Measurements that an interrupted calibration keeps for the next one to go on from."""
 
 from __future__ import annotations
 

@@ -481,9 +481,9 @@ def _size(text: str) -> int:
 
 
 def in_order(changes: Sequence[Change]) -> list[Change]:
-    """What loses exactness; what surely gains, the most first; what may gain, the most first; what
-    surely costs and has no price; then what gains the first token alone, and what gains at another load
-    or on other devices."""
+    """Changes by worth: those that restore exactness; those that surely gain, the most first; those
+    that may gain, the most first; those without a price; then gains of the first token alone, and gains
+    at another load or on other devices."""
 
     def place(change: Change) -> tuple[int, float]:
         gain = -(change.gain or 0.0)

@@ -60,7 +60,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     without_draft: Candidate | None
     """The server without its draft, set alike."""
     changes: list[Change]
-    """What to change, in the order of `in_order`; of a server that does not start only what mends it."""
+    """Changes in the order of `in_order`; only what mends it where a server does not start."""
     problems: list[str]
     """Settings with which the server does not start."""
     asked: list[str]

@@ -84,7 +84,7 @@ def test_planted_tracebacks_and_escape_sequences_are_found(
         )
     with monkeypatch.context() as planted:
         for module in ("cli", "errors", "reports.text"):
-            planted.setattr(f"magicdec.{module}.printable", str)
+            planted.setattr(f"magicdec.{module}.quoted", str)
         assert any(
             fault.startswith("an escape sequence")
             for fault in faults(options(tmp_path, 8))

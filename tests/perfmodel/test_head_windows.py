@@ -91,7 +91,7 @@ def test_engines_without_a_released_window_get_none_and_the_plan_says_so(
     plan = api.plan(**asked, context=16_384, batch=BATCH, engine=engine)
     assert {row.draft_budget for row in plan.candidates} == {None}
     (note,) = [each for each in plan.notes if pull in each]
-    assert "usually trained on up to 2,048 tokens" in note
+    assert "trained on up to 2,048 tokens" in note
     short = api.plan(**asked, context=1024, batch=BATCH, engine=engine)
     assert not any(pull in each for each in short.notes)
     budgeted = api.plan(

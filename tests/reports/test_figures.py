@@ -297,7 +297,7 @@ def test_a_plan_for_a_rate_draws_what_users_see_as_it_rises() -> None:
     assert seen.rows[2][2:] == (None,) * 6
     assert len(drawn["traffic"].tips) == 2 * 2 * 2
     assert drawn["traffic"].title.startswith(
-        "Serve 4 requests/s on 8 devices (2 replicas, tp 4) with EAGLE-3, gamma by batch: up to"
+        "Serve 4 requests/s on 8 devices (2 replicas, tp 4) with EAGLE-3, gamma by batch; with no draft"
     )
 
 

@@ -295,7 +295,7 @@ def _variance_between(covariance: Array, one: int, other: int) -> float:
     return max(float(both), 0.0)
 
 
-class Text(NamedTuple):
+class AskedText(NamedTuple):
     """A text that acceptance was counted on, or that it is asked about."""
 
     name: str
@@ -363,11 +363,11 @@ def _logits(questions: Sequence[Question]) -> list[Logits]:
     return logits
 
 
-def _your_text(question: Question) -> Text:
-    return Text(f"{YOUR_TEXT}{question.task}", question.task, YOUR_TEXT.strip())
+def _your_text(question: Question) -> AskedText:
+    return AskedText(f"{YOUR_TEXT}{question.task}", question.task, YOUR_TEXT.strip())
 
 
-def _published_texts(question: Question, draft: str) -> list[Text]:
+def _published_texts(question: Question, draft: str) -> list[AskedText]:
     """The texts of the question's class, or of any where it names none, on which exactly this draft over
     a part of the cache was counted on this model. Other drafts are counted on many texts: theirs are
     told by the levels of the belief."""
@@ -376,7 +376,7 @@ def _published_texts(question: Question, draft: str) -> list[Text]:
     texts = []
     for at in _published_of(question, [draft]):
         if question.task in ("", at.task_class):
-            texts.append(Text(at.task, at.task_class, at.source))
+            texts.append(AskedText(at.task, at.task_class, at.source))
     return list(dict.fromkeys(texts))
 
 
@@ -489,7 +489,7 @@ LARGE_BUDGET = 4
 """Place of the large budget among the points of a draft over a part of the cache."""
 
 
-def _points(question: Question, head: PossibleHead, text: Text) -> list[Point]:
+def _points(question: Question, head: PossibleHead, text: AskedText) -> list[Point]:
     """The usual depth and a larger one at the law's anchor, and at a far context; of a draft over a part
     of the cache also FAR times the budget at the anchor."""
     draft = head.draft

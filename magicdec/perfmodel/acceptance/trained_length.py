@@ -65,7 +65,7 @@ class Trained(NamedTuple):
 
     @property
     def possible(self) -> tuple[Trained, ...]:
-        """What it may be, as likely each: itself where its length is known, else trained by the shortest
+        """Readings that are as likely each: itself where its length is known, else trained by the shortest
         and the longest of the usual recipes."""
         if self.length is not None:
             return (self,)
