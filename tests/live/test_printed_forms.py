@@ -55,7 +55,7 @@ PLANS: dict[str, dict[str, Any]] = {
         "ep_size": 8, "dp_attention": True,
     },
     "a head of vLLM's own": {
-        "model": "llama-4-maverick", "draft": "eagle3", "tp_size": 8, "hardware": ("h200-sxm-141gb",),
+        "model": "qwen3-30b-a3b", "draft": "dflash", "tp_size": 2, "hardware": ("h200-sxm-141gb",),
     },
     "a window": {"draft": "eagle", "draft_budgets": (512,), "context_lens": (16_384,)},
 }  # fmt: skip
@@ -122,7 +122,7 @@ SAID = {
     ("eagle3, greedy", "trtllm"): ("max_draft_len", "allow_advanced_sampling"),
     ("eagle3 of many", "sglang"): ("--cuda-graph-max-bs-decode 300", "--cuda-graph-max-bs 300"),
     ("mtp of ranks", "sglang"): ("--enable-dp-attention", "gamma.json"),
-    ("a head of vLLM's own", "vllm"): ("speculator.eagle3", "placeholder"),
+    ("a head of vLLM's own", "vllm"): ("speculator.dflash", "placeholder"),
     ("a head of vLLM's own", "sglang"): ("is a placeholder", "--speculative-draft-model-path RedHatAI"),
     ("a window", "sglang"): ("--speculative-draft-attention-backend triton", "placeholder"),
 }  # fmt: skip
