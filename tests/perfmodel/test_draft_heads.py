@@ -342,7 +342,8 @@ def test_a_head_that_does_not_go_with_the_target_is_refused(
 
 def test_v1_waits_for_the_host_in_steps_that_mix_drafts_and_none():
     """V1 replays a whole graph only where every sequence has as many tokens; elsewhere a layer takes
-    at least its launch by one law, and each pass and layer so much more by another. V2 verifies gamma drafts of every sequence in one graph."""
+    at least its launch by one law, and each pass and layer so much more by another. V2 verifies gamma
+    drafts of every sequence in one graph."""
     layers = 80
     engine = load_engine("vllm")
     host_s = layers * engine.graphs.piecewise_host_layer_s
