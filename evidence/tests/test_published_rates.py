@@ -419,7 +419,7 @@ def test_groups_left_out_of_the_shipped_table_are_predicted_as_well_as_is_said()
     found = validate_beliefs(leave_out="model")
     sorts = {group.group: group for group in found.groups if group.by == "sort"}
     for name, median, mean in (
-        ("eagle3", 0.13, 0.16),
+        ("eagle3", 0.13, 0.165),
         ("mtp", 0.14, 0.17),
         ("block", 0.1, 0.15),
         ("lookup", 0.13, 0.25),

@@ -23,6 +23,7 @@ import numpy as np
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile_names
+from magicdec.perfmodel.acceptance.law import MOST_CONTEXT_EXPONENT
 from magicdec.perfmodel.intervals import one_token_pass, relative_errors
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.plan.request import PlanRequest
@@ -468,6 +469,8 @@ def _inputs(
 
     def of_law(factor: float, field: str) -> State:
         scaled = getattr(acceptance.law, field) * factor
+        if field == "context_exponent":
+            scaled = min(scaled, MOST_CONTEXT_EXPONENT)
         law = msgspec.structs.replace(acceptance.law, **{field: scaled})
         return setup, msgspec.structs.replace(acceptance, law=law)
 

@@ -656,12 +656,22 @@ def followed(text: str, option: str) -> str:
             {"model": "AngelSlim/Qwen3-8B_eagle3", "method": "eagle3"},
             {"batch": 64, "context_len": 8_000, "task": "rag"},
         ),
-        (False, "meta-llama/Llama-3.1-8B-Instruct", {"method": "ngram"}, {"batch": 1}),
+        (True, "meta-llama/Llama-3.1-8B-Instruct", {"method": "ngram"}, {"batch": 1}),
+        (
+            False,
+            "meta-llama/Llama-3.1-8B-Instruct",
+            {"method": "ngram", "num_speculative_tokens": 10},
+            {"batch": 1},
+        ),
         (
             True,
             "meta-llama/Llama-3.1-8B-Instruct",
-            {"method": "eagle3", "num_speculative_tokens": 7},
-            {"batch": 32, "context_len": 2_000, "task": "chat"},
+            {
+                "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+                "method": "eagle3",
+                "num_speculative_tokens": 7,
+            },
+            {"batch": 32, "context_len": 4_000},
         ),
         (
             True,

@@ -86,14 +86,13 @@ CLAIMS = {
         "memory.largest_autoregressive_batch",
     ),
     "plain": (
-        "choice.row.drafting.gamma",
         "choice.row.layout",
         "choice.without_draft",
         "choice.best_without_draft",
         "request.tpot_limit_s",
         "request.ttft_limit_s",
     ),
-    "texts": ("choice.outcome", "choice.row.drafting.gamma", "choice.outlook.tasks"),
+    "texts": ("choice.row.drafting.gamma", "choice.outlook.tasks"),
     "acceptance": (
         "choice.row.drafting.gamma",
         "choice.row.drafting.acceptance_source",
@@ -164,7 +163,6 @@ CLAIMS = {
     "plugin": (
         "hardware",
         "context_len",
-        "choice.row.drafting.draft",
         "candidates",
     ),
     "decoding": (

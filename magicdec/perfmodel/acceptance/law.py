@@ -49,6 +49,7 @@ from magicdec.specs.speculation import MAX_GAMMA
 MAX_POSITIONS = 64
 
 LARGEST = 1e15
+MOST_CONTEXT_EXPONENT = 5.0
 
 SATURATION = 8
 
@@ -106,7 +107,12 @@ class Law(
         _check("rejection", self.rejection, 0.0, 1e3)
         for name in ("budget_exponent", "fill_exponent", "drift"):
             _check(name, getattr(self, name), 0.0, 50.0)
-        _check("context_exponent", self.context_exponent, -5.0, 5.0)
+        _check(
+            "context_exponent",
+            self.context_exponent,
+            -MOST_CONTEXT_EXPONENT,
+            MOST_CONTEXT_EXPONENT,
+        )
         for name in ("reference_budget", "reference_context", "drift_depth"):
             _check(name, getattr(self, name), 1e-3, LARGEST)
         _check("flat_below", self.flat_below, 0.0, LARGEST)
