@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.live.changes import (
-    without_acceptance,
-)
+from magicdec.live.changes import without_acceptance
 from magicdec.naming import head_named_in
 from magicdec.perfmodel.kernels.profile import counted, is_file, load_hardware
 from magicdec.perfmodel.plan.request import PlanRequest

@@ -14,7 +14,7 @@ import msgspec
 
 from magicdec.files import converted, read_toml
 from magicdec.specs.device import Device, bytes_per_element
-from magicdec.specs.engine import EngineProfile, version_number
+from magicdec.specs.engine import EngineProfile, is_within
 from magicdec.specs.mixers import Attention
 from magicdec.specs.model import ModelSpec
 
@@ -67,9 +67,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """Whether it is of a version ("": the newest) there."""
         if engine != self.engine or (self.on and generation not in self.on.split()):
             return False
-        number = version_number(version) or (math.inf,)
-        is_since = not self.since or number >= version_number(self.since)
-        return is_since and (not self.before or number < version_number(self.before))
+        return is_within(version, self.since, self.before)
 
 
 class BackendRow(Row, frozen=True, kw_only=True):
@@ -187,14 +185,9 @@ def attention_path(
 def _chosen(
     engine: str, version: str, generation: str, layer: AttentionLayer, asked: str
 ) -> AttentionPath:
-    listed = [
-        row for row in tables().defaults if row.holds(engine, version, generation)
-    ]
-    candidates: list[str] = []
-    if listed:
-        candidates = list(listed[0].backends)
+    candidates = _listed(engine, version, generation)
     if asked:
-        candidates.insert(0, asked)
+        candidates = (asked, *candidates)
     for backend in candidates:
         if refusal_of(engine, version, generation, layer, backend) is not None:
             continue
@@ -217,7 +210,8 @@ def splitting_backend(
     paths = [attention_path(engine, hw, layer) for layer in layers]
     if all(path.splits(query_len) or not path.backend for path in paths):
         return ""
-    for name in _listed(engine, hw):
+    of_engine = engine.kernels.attention_kernels
+    for name in _listed(of_engine, engine.version, generation_of(hw)):
         asked = engine.with_constants({"paths.attention_backend": name})
         others = [attention_path(asked, hw, layer) for layer in layers]
         if all(path.backend == name and path.splits(query_len) for path in others):
@@ -225,11 +219,10 @@ def splitting_backend(
     return ""
 
 
-def _listed(engine: EngineProfile, hw: Device) -> tuple[str, ...]:
-    """The backends that an engine tries on a device."""
-    of_engine = engine.kernels.attention_kernels
+def _listed(engine: str, version: str, generation: str) -> tuple[str, ...]:
+    """The backends that an engine tries on a device, in its order."""
     for row in tables().defaults:
-        if row.holds(of_engine, engine.version, generation_of(hw)):
+        if row.holds(engine, version, generation):
             return row.backends
     return ()
 

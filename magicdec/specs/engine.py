@@ -487,6 +487,16 @@ def version_number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in numbers[1].split("."))
 
 
+def is_within(version: str, since: str, before: str) -> bool:
+    """Whether a version ("": the newest) is one from `since` on and before `before` ("": no bound)."""
+    number = version_number(version)
+    if not number:
+        return not before
+    if since and number < version_number(since):
+        return False
+    return not before or number < version_number(before)
+
+
 def engine_names() -> list[str]:
     return sorted(path.stem for path in ENGINES_DIRECTORY.glob("*.toml"))
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from magicdec.files import converted, read_toml
-from magicdec.specs.engine import version_number
+from magicdec.specs.engine import is_within
 
 RULES_FILE = Path(__file__).resolve().parent / "data" / "rules.toml"
 
@@ -65,7 +65,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         not told ("") is the newest."""
         if self.engine not in ("", engine):
             return False
-        if not _is_within(version, self.since, self.before):
+        if not is_within(version, self.since, self.before):
             return False
         if self.drafts and draft_kind not in self.drafts:
             return False
@@ -74,7 +74,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if architecture in self.not_of:
             return False
         if any(setting in settings for setting in self.unless.split(" or ")):
-            return not _is_within(version, self.unless_since, "")
+            return not is_within(version, self.unless_since, "")
         return True
 
 
@@ -163,12 +163,3 @@ def rules_of(name: str) -> list[Rule]:
     rows = [rule for rule in rules() if rule.name == name]
     assert rows, f"rules.toml has no rule '{name}'"
     return sorted(rows, key=lambda rule: not rule.engine)
-
-
-def _is_within(version: str, since: str, before: str) -> bool:
-    number = version_number(version)
-    if not number:
-        return not before
-    if since and number < version_number(since):
-        return False
-    return not before or number < version_number(before)
