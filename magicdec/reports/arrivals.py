@@ -53,7 +53,7 @@ def traffic_line(traffic: Traffic) -> str:
     if best.highest_rate_per_s is None or other.highest_rate_per_s is None:
         return line
     highest = _highest_rate(best)
-    line = f"{line}. They keep up to {highest} requests/s"
+    line = f"{line}; they keep up to {highest} requests/s"
     return f"{line}, {with_other} {_highest_rate(other)}"
 
 
