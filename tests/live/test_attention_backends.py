@@ -12,6 +12,7 @@ from magicdec.live.check import Check, check_command
 from magicdec.live.findings import AskedLoad, findings_of
 from magicdec.reports.exports import export
 from magicdec.reports.story import story_of
+from magicdec.schema.plan import Plan
 from magicdec.specs.serve_command import read_serve_command
 
 VLLM = "vllm serve meta-llama/Llama-3.1-8B-Instruct"
@@ -114,8 +115,8 @@ def test_a_backend_that_refuses_the_cache_stops_the_server() -> None:
     assert wrong["h100"] == []
 
 
-def test_plan_and_export_say_it_too() -> None:
-    plan = magicdec.plan(
+def planned(**options: str) -> Plan:
+    return magicdec.plan(
         model="llama-3.1-8b",
         hardware="a100",
         batch=32,
@@ -123,7 +124,18 @@ def test_plan_and_export_say_it_too() -> None:
         draft="eagle3",
         gamma=3,
         accept_length=2.6,
+        **options,
     )
+
+
+def test_a_plan_takes_a_backend_in_any_case_as_engines_do() -> None:
+    upper = planned(attention_backend="FLASHINFER").best.speedup
+    assert planned(attention_backend="flashinfer").best.speedup == upper
+    assert upper > 1.5 * planned().best.speedup
+
+
+def test_plan_and_export_say_it_too() -> None:
+    plan = planned()
     (line,) = (each.text for each in story_of(plan, plan) if each.kind == "kernel")
     assert line.startswith("--attention-backend FLASHINFER: ")
     assert len(line) < 160

@@ -390,9 +390,10 @@ def engine_of(request: PlanRequest, hardware: str | HardwareProfile) -> EnginePr
     if backend is None:
         return engine
     known = known_backends(engine, hardware)
-    if backend not in known:
-        raise unknown_choice(f"attention backend of {engine.name}", backend, known)
-    return engine.as_set(PathOptions(attention_backend=backend))
+    for name in known:
+        if name.lower() == backend.lower():
+            return engine.as_set(PathOptions(attention_backend=name))
+    raise unknown_choice(f"attention backend of {engine.name}", backend, known)
 
 
 def on_generation(case: Case) -> Finding | None:
