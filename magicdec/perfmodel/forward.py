@@ -92,6 +92,8 @@ class Pass:
     logit_rows: Any = None
     """Tokens whose logits are computed; None: all."""
     attention_factor: Any = 1.0
+    mixed_heads: bool = False
+    """Whether the model's layers of attention differ in head size."""
     is_prefill: bool = False
     """Whether attention is causal over whole prompts, by the prefill kernel where the device has
     its curve.
@@ -238,6 +240,7 @@ def _attention(mixer: Attention, p: Pass, *, count: int) -> list[Op]:
         mixer.head_dim,
         window=window,
         has_sinks=mixer.sinks,
+        mixed_heads=p.mixed_heads,
     )
     attending = attention(
         p.at, work, count=count, factor=factor, is_prefill=p.is_prefill
@@ -541,7 +544,7 @@ def _kept(asked: _AskedPass) -> ForwardTime:
 
 def _timed(asked: _AskedPass) -> ForwardTime:
     model = asked.model
-    p = asked.p
+    p = replace(asked.p, mixed_heads=model.mixes_head_sizes)
     at = p.at
     layers = model.num_hidden_layers * p.num_passes
     activation = at.precision.activation_bytes

@@ -86,6 +86,8 @@ class DefaultRow(Row, frozen=True, kw_only=True):
     """The backends that are tried, in this order."""
 
     backends: tuple[str, ...]
+    mixed_heads: bool = False
+    """Whether it is of models whose layers differ in head size alone."""
 
 
 class Refusal(Row, frozen=True, kw_only=True):
@@ -99,6 +101,8 @@ class Refusal(Row, frozen=True, kw_only=True):
     """Head sizes above it; 0: any."""
     has_sinks: bool = False
     """Whether it is of layers with sinks alone."""
+    mixed_heads: bool = False
+    """Whether it is of models whose layers differ in head size alone."""
 
 
 class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,12 +120,16 @@ class AttentionLayer(NamedTuple):
     kv_dtype: str = "bf16"
     head_dim: float = 128
     has_sinks: bool = False
+    mixed_heads: bool = False
+    """Whether its model's layers differ in head size, as Gemma 4's do."""
 
 
 def layers_of(model: ModelSpec, kv_dtype: str) -> list[AttentionLayer]:
     """The sorts of a model's layers of attention over caches, but those of latents."""
     layers = {
-        AttentionLayer(kv_dtype, float(mixer.head_dim), mixer.sinks): None
+        AttentionLayer(
+            kv_dtype, float(mixer.head_dim), mixer.sinks, model.mixes_head_sizes
+        ): None
         for mixer, _ in model.mixers
         if isinstance(mixer, Attention)
     }
@@ -185,7 +193,7 @@ def attention_path(
 def _chosen(
     engine: str, version: str, generation: str, layer: AttentionLayer, asked: str
 ) -> AttentionPath:
-    candidates = _listed(engine, version, generation)
+    candidates = _listed(engine, version, generation, layer)
     if asked:
         candidates = (asked, *candidates)
     for backend in candidates:
@@ -211,7 +219,8 @@ def splitting_backend(
     if all(path.splits(query_len) or not path.backend for path in paths):
         return ""
     of_engine = engine.kernels.attention_kernels
-    for name in _listed(of_engine, engine.version, generation_of(hw)):
+    generation = generation_of(hw)
+    for name in _listed(of_engine, engine.version, generation, layers[0]):
         asked = engine.with_constants({"paths.attention_backend": name})
         others = [attention_path(asked, hw, layer) for layer in layers]
         if all(path.backend == name and path.splits(query_len) for path in others):
@@ -219,10 +228,13 @@ def splitting_backend(
     return ""
 
 
-def _listed(engine: str, version: str, generation: str) -> tuple[str, ...]:
-    """The backends that an engine tries on a device, in its order."""
+def _listed(
+    engine: str, version: str, generation: str, layer: AttentionLayer
+) -> tuple[str, ...]:
+    """The backends that an engine tries for a layer on a device, in its order."""
     for row in tables().defaults:
-        if row.holds(engine, version, generation):
+        is_of_model = layer.mixed_heads or not row.mixed_heads
+        if is_of_model and row.holds(engine, version, generation):
             return row.backends
     return ()
 
@@ -248,6 +260,8 @@ def refusal_of(
             continue
         is_of_cache = not row.caches or layer.kv_dtype in row.caches.split()
         is_of_heads = layer.head_dim > row.heads_above
-        if is_of_cache and is_of_heads and (layer.has_sinks or not row.has_sinks):
+        is_of_sinks = layer.has_sinks or not row.has_sinks
+        is_of_model = layer.mixed_heads or not row.mixed_heads
+        if is_of_cache and is_of_heads and is_of_sinks and is_of_model:
             return row
     return None

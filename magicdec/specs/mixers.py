@@ -192,6 +192,8 @@ class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
     """Values are what the keys are projected to, before norm and rotation: v has no matrix."""
     value_norm: bool = False
     """RMSNorm of each head of values, without weights."""
+    borrows_cache: bool = False
+    """Keys and values are another layer's: it has neither matrices for them nor a cache."""
     gated: bool = False
     """The output is multiplied with sigmoid of a projection as wide as q."""
     temperature: tuple[float, float] | None = None
@@ -203,6 +205,8 @@ class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
     @property
     def num_projected(self) -> int:
         """Number of matrices for keys and values: one where values are the keys."""
+        if self.borrows_cache:
+            return 0
         if self.keys_as_values:
             return 1
         return 2
@@ -242,6 +246,8 @@ class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
         return count
 
     def caches(self) -> tuple[Cache, ...]:
+        if self.borrows_cache:
+            return ()
         is_full = self.mask == "full"
         if is_full:
             max_tokens = None

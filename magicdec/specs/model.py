@@ -85,6 +85,14 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")
 
 
+class Assistant(msgspec.Struct, frozen=True, kw_only=True):
+    """A small network, published beside a model, that drafts from its hidden states and over its
+    cache."""
+
+    hidden_size: int
+    layers: tuple[Layer, ...]
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A decoder: tables of vocab_size × hidden_size, the layers between them, norms and scales."""
 
@@ -111,6 +119,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     mtp_layers: tuple[Layer, ...] = ()
     """Layers of the multi-token-prediction heads, which draft and take no part in an ordinary pass.
     """
+    assistant: Assistant | None = None
+    """The network that predicts several tokens in place of such layers."""
     draft_vocab_size: int | None = None
     """Tokens that a draft head can propose, where they are fewer than the target's."""
     quantization: Quantization | None = None
@@ -312,6 +322,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 counts[state] += count
         return tuple(counts.items())
 
+    @cached_property
+    def mixes_head_sizes(self) -> bool:
+        """Whether layers of attention differ in the size of their heads."""
+        sizes = {
+            mixer.head_dim for mixer, _ in self.mixers if isinstance(mixer, Attention)
+        }
+        return len(sizes) > 1
+
     @property
     def attention(self) -> Attention:
         """The first attention with queries, keys and values by head; in many models every layer has
@@ -342,8 +360,15 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def prediction_head(self) -> ModelSpec:
-        """One multi-token-prediction head. A model without heads is given one with a layer like its
-        own."""
+        """One multi-token-prediction head, or the assistant. A model without heads is given one with
+        a layer like its own."""
+        if self.assistant is not None:
+            return msgspec.structs.replace(
+                self,
+                hidden_size=self.assistant.hidden_size,
+                layers=self.assistant.layers,
+                assistant=None,
+            )
         return msgspec.structs.replace(
             self,
             layers=(*self.mtp_layers, self._last_whole_layer)[:1],

@@ -152,3 +152,16 @@ def test_attention_to_chunks_is_planned_up_to_their_length_with_a_note(
     )
     with pytest.raises(CapacityError, match="reads at most 262144 tokens"):
         make_plan(msgspec.structs.replace(request, context_lens=(300000,)))
+
+
+def test_gemma_4_drafts_by_a_small_network_over_its_own_cache() -> None:
+    """The assistant of 31B has 0.94 GB in 16 bits, that of 26B-A4B 0.4 billion parameters, as published."""
+    sizes = {}
+    for name in ("gemma-4-31b", "gemma-4-26b-a4b"):
+        target = load_model_spec(name)
+        assistant = target.prediction_head
+        assert not assistant.caches
+        projections = 3 * target.hidden_size * assistant.hidden_size
+        sizes[name] = assistant.num_parameters + projections
+    assert 2.0 * sizes["gemma-4-31b"] == pytest.approx(0.94e9, rel=0.01)
+    assert round(sizes["gemma-4-26b-a4b"] / 1e9, 1) == 0.4

@@ -75,13 +75,14 @@ class HeadDraft(SeparateNetwork, frozen=True):
         """Its layers, the projection of its input, and a vocabulary of its own; other tables are
         the target's."""
         network = self.network
-        hidden = self.setup.model.hidden_size
+        target = self.setup.model
         own = (
             sum(network.layer_parameters(layer) for layer in network.layers)
-            + 2.0 * hidden**2
+            + self.input_size * network.hidden_size
         )
-        if network.vocab_size < self.setup.model.vocab_size:
-            own += network.vocab_size * hidden
+        tables = (network.vocab_size, network.hidden_size)
+        if tables != (target.vocab_size, target.hidden_size):
+            own += network.vocab_size * network.hidden_size
         experts = network.expert_parameters
         ranks = self.ranks(tp)
         held = (own - experts) / ranks + experts * expert_share(
@@ -137,12 +138,19 @@ class HeadDraft(SeparateNetwork, frozen=True):
         network = self.pass_after(own, block, query_len, logit_rows=block.batch)
         return network.plus(*self.inputs(block, query_len))
 
+    @property
+    def input_size(self) -> int:
+        """Numbers of a token's hidden state and embedding; and of the hidden state that goes back to
+        a target with longer ones."""
+        own, of_target = self.network.hidden_size, self.setup.model.hidden_size
+        return (2 if own == of_target else 3) * of_target
+
     def inputs(self, block: Block, query_len: Any) -> list[Op]:
         """Hidden state and embedding of each token made one."""
-        hidden = self.network.hidden_size
         tokens = block.batch * query_len
         at = self.at(block.setup)
-        return [linear("fuse", at, m=tokens, n=hidden, k=2 * hidden)]
+        hidden = self.network.hidden_size
+        return [linear("fuse", at, m=tokens, n=hidden, k=self.input_size)]
 
 
 class PredictionHeadDraft(HeadDraft, frozen=True):
@@ -161,6 +169,8 @@ class PredictionHeadDraft(HeadDraft, frozen=True):
     @property
     def precision(self) -> Precision:
         own = self.setup.precision.of_its_type
+        if self.setup.model.assistant is not None:
+            return self.setup.draft_precision or own.tables
         published = self.setup.model.quantization
         is_published = (
             published is not None and published.weight_dtype == own.weight_dtype

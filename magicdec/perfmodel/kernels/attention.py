@@ -91,6 +91,8 @@ class Attended(NamedTuple):
     """
     window: Any = None
     has_sinks: bool = False
+    mixed_heads: bool = False
+    """Whether the model's layers differ in head size, by which an engine chooses the kernel."""
     has_mixed_lengths: bool = False
     """Whether sequences differ in length, so that blocks do not end in whole waves."""
 
@@ -628,7 +630,9 @@ def attention(
         factor = factor * _last_wave(hw, engine, blocks=batch * work.num_kv_heads)
     laws: tuple[KernelLaw, ...] = (tables().kernels["packed"],)
     if not is_prefill:
-        layer = AttentionLayer(kv_dtype, float(work.head_dim), work.has_sinks)
+        layer = AttentionLayer(
+            kv_dtype, float(work.head_dim), work.has_sinks, work.mixed_heads
+        )
         laws = attention_path(engine, hw, layer).laws
     first, *others = (curve.seconds(hw, work._replace(law=law)) for law in laws)
     time = first

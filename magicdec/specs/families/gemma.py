@@ -20,7 +20,7 @@ from magicdec.specs.families.parts import (
 from magicdec.specs.families.rope import ROPE_TYPES, read_rope, rope_by_kind
 from magicdec.specs.layers import MLP, FeedForward, Layer
 from magicdec.specs.mixers import Attention, Rope, RopeType
-from magicdec.specs.model import Norm, TensorNames
+from magicdec.specs.model import Assistant, Norm, TensorNames
 
 
 def capped(head: GroupedQuery, *, has_cap: bool) -> Callable[[Keys, str], Attention]:
@@ -168,10 +168,31 @@ def gemma4_mlp(keys: Keys) -> FeedForward:
     )
 
 
+ASSISTANT_HIDDEN = 1024
+ASSISTANT_WIDTH = 8192
+"""Sizes of the assistants of 12B to 31B, four layers each: 0.94 GB in 16 bits beside 31B
+(huggingface.co/NeoRoth/gemma-4-31b-it-assistant-mlx)."""
+
+
+def gemma4_details(keys: Keys) -> Details:
+    """The assistant's layers attend with the model's heads over the last window's and the last full
+    layer's cache (vLLM 0.24, vllm/model_executor/models/gemma4_mtp.py)."""
+    layers = gemma4_layers(keys)
+    mixers = [each.mixer for each in layers if isinstance(each.mixer, Attention)]
+    windows = [mixer for mixer in mixers if mixer.mask == "window"] or mixers
+    mlp = MLP(width=ASSISTANT_WIDTH, activation=gemma_mlp(keys).activation)
+    own = []
+    for mixer in (windows[-1], windows[-1], windows[-1], mixers[-1]):
+        borrowing = msgspec.structs.replace(mixer, borrows_cache=True)
+        own.append(Layer(mixer=borrowing, mlp=mlp))
+    assistant = Assistant(hidden_size=ASSISTANT_HIDDEN, layers=tuple(own))
+    return {**gemma_details(keys), "assistant": assistant}
+
+
 GEMMA4 = Architecture(
     whole=gemma4_layers,
     norm=Norm(placement="around"),
-    details=gemma_details,
+    details=gemma4_details,
     fixed={
         "num_kv_shared_layers": (0,),
         "hidden_size_per_layer_input": (0,),
