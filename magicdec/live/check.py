@@ -7,41 +7,32 @@ from __future__ import annotations
 import math
 
 import msgspec
-import numpy as np
 
 from magicdec.errors import CapacityError
-from magicdec.live.changes import (
-    advised,
+from magicdec.live.change import Change, Served, advised
+from magicdec.live.drafts import (
     best_draft,
-    change_of_kernel,
-    changes_instead,
-    changes_of_batch,
-    changes_of_draft,
     own_draft,
     table_by_batch,
+    way_by_kernel,
+    ways_instead,
+    ways_to_draft,
     weighed,
-    without_acceptance,
 )
-from magicdec.live.findings import USUAL_BATCH, AskedLoad, findings_of
-from magicdec.live.options import batch_option
-from magicdec.live.settings import Change, Served, costs_of, slowed
-from magicdec.perfmodel.memory import capacity_bytes, memory_need
-from magicdec.perfmodel.plan.request import Case, PlanRequest, on_generation
-from magicdec.perfmodel.plan.search import MARGIN
-from magicdec.perfmodel.planner import Answer, answered, make_plan
+from magicdec.live.findings import AskedLoad, findings_of, without_acceptance
+from magicdec.live.room import (
+    allocated_cache,
+    note_on_cache,
+    notes_on_users,
+    sequences_at_once,
+    users_in_cache,
+)
+from magicdec.live.settings import costs_of, slowed, times_as_long
+from magicdec.perfmodel.plan.request import on_generation
+from magicdec.perfmodel.planner import answered
 from magicdec.schema.row import Candidate
 from magicdec.specs.serve_command import ServeCommand
-from magicdec.units import GIB, format_count, format_percent
-
-CACHE_STEP = 256
-"""Tokens to which llama.cpp rounds its cache."""
-SETS_CACHE = (
-    "kv-cache-memory-bytes",
-    "num-gpu-blocks-override",
-    "max-total-tokens",
-    "kv-cache-config",
-)
-"""Options that set a cache's size."""
+from magicdec.units import format_percent
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,11 +98,14 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
 
     Raises ConfigError for a model, a device or a draft that cannot be planned.
     """
-    command, model, request, assumed, starting, said = findings_of(command, load)
+    found = findings_of(command, load)
+    command, model, request = found.command, found.model, found.request
     speculation = command.speculation
-    problems = said["wrong"]
-    notes = said["note"]
-    starts = starting is None or starting.starts
+    starts = found.starting is None or found.starting.starts
+    problems = found.said["wrong"]
+    notes = found.said["note"]
+
+    # every draft that can run at this load, and none
     try:
         free = answered(without_acceptance(request, gamma=None), model, [])[0][0]
     except CapacityError as error:
@@ -131,31 +125,21 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
             num_gpus=command.num_devices,
             batch_size=request.batch_sizes[0],
             context_len=request.context_lens[0],
-            assumed=assumed,
+            assumed=found.assumed,
             as_it_is=None,
             without_draft=None,
             changes=[],
             problems=problems,
-            asked=said["asked"],
+            asked=found.said["asked"],
             not_understood=command.not_understood,
             notes=notes,
         )
     held = users_in_cache(command, free.case)
     if held is not None and held < request.batch_sizes[0]:
-        option = next(
-            name
-            for name in command.read
-            if name.lstrip("-").replace("_", "-") in SETS_CACHE
-        )
-        users = f"{format_count(held * command.dp_size, 'user')} at once"
-        if held == 0:
-            users = f"not one request of {request.context_lens[0]} tokens"
-        notes.append(
-            f"the cache that {option} {command.read[option]} sets holds {users}"
-        )
+        notes.append(note_on_cache(command, held, request.context_lens[0]))
         request = msgspec.structs.replace(request, batch_sizes=(max(held, 1),))
         free = answered(without_acceptance(request, gamma=None), model, [])[0][0]
-    cache_faults, cache_notes = _on_allocated_cache(command, free.case)
+    cache_faults, cache_notes = allocated_cache(command, free.case)
     place = 0 if starts else 1
     problems[place:place] = cache_faults
     notes += cache_notes
@@ -165,55 +149,55 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
     if of_generation is not None:
         notes.append(of_generation.says)
 
-    # its own draft and the others, with as many users
+    # what runs, and the other ways to draft
     alone = free.document.autoregressive
-    fitting = msgspec.structs.replace(request, batch_sizes=(alone.batch_size,))
     plain = Served(case=free.case, option=None, row=alone)
-    now = plain
     drafted = None
-    if speculation is None or starting is None:
-        drafts = best_draft(command, free, free.drafted, alone, "Speculate")
-    elif starting.answer in ("cannot start", "accepts nothing"):
-        drafts = changes_instead(command, starting, fitting, model, free)
+    if found.starting is None:
+        way = best_draft(command, free, free.drafted, alone, "Speculate")
+        ways = [] if way is None else [way]
     else:
-        drafts = []
-        own = own_draft(command, fitting, model)
-        if isinstance(own, str):
-            notes.append(own)
+        fitting = msgspec.structs.replace(request, batch_sizes=(alone.batch_size,))
+        if found.starting.answer in ("cannot start", "accepts nothing"):
+            ways = ways_instead(command, found.starting, fitting, model, free)
         else:
-            drafted = own
-            notes += own.notes
-            drafts = changes_of_draft(command, own, free)
-            now = Served(case=own.case, option=own.option, row=own.row)
+            drafted, own_notes = own_draft(command, fitting, model)
+            notes += own_notes
+            ways = []
+            if drafted is not None:
+                ways = ways_to_draft(command, drafted, free)
+    now = drafted or plain
 
-    # the server as it is set, with its draft and without
-    at_once = changes_of_batch(command, load.batch or 0, request, model)
-    notes += at_once.notes
-    costs = costs_of(command, now)
+    # how it runs with its settings, with its draft and without
+    at_once = sequences_at_once(command, load.batch or 0, request, model)
+    changes = [way.change for way in at_once.ways]
     waiting = math.prod(
-        change.gain or 1.0 for change in at_once.changes if change.kind == "cost"
+        change.gain or 1.0 for change in changes if change.kind == "cost"
     )
-    alone_times = costs_of(command, plain).times_as_long * waiting
+    alone_times = times_as_long(command, plain) * waiting
     without_draft = slowed(alone, alone_times, alone_times)
     as_it_is: Candidate | None = without_draft
     if drafted is not None:
-        as_it_is = slowed(drafted.row, costs.times_as_long * waiting, alone_times)
+        own_times = times_as_long(command, drafted) * waiting
+        as_it_is = slowed(drafted.row, own_times, alone_times)
     elif speculation is not None and speculation.gamma_at(alone.batch_size) != 0:
         as_it_is = None
 
-    # what to change; with more sequences at once or another kernel the rest is of that server
-    changes = at_once.changes
-    kernel = None if drafted is None else change_of_kernel(command, drafted)
+    # what to change; after some changes all others are of another server
+    steps = [way for way in at_once.ways if way.command is not None]
+    if drafted is not None and not steps:
+        kernel = way_by_kernel(command, drafted)
+        if kernel is not None and kernel.change.is_advice:
+            steps = [kernel]
+            changes.append(kernel.change)
     if problems:
-        changes = [] if starts else weighed(command, plain, drafts)[:1]
-    elif at_once.serves is not None:
-        wider = msgspec.structs.replace(command, max_num_seqs=at_once.serves)
-        changes += check_command(wider, load).changes
-    elif kernel is not None and kernel[0].is_advice:
-        change, with_kernel = kernel
-        changes += [change, *check_command(with_kernel, load).changes]
+        changes = [] if starts else weighed(command, plain, ways, [])[:1]
+    elif steps:
+        assert steps[0].command is not None
+        changes += check_command(steps[0].command, load).changes
     else:
-        changes += [*costs.changes, *weighed(command, now, drafts)]
+        costs = costs_of(command, now)
+        changes += [*costs, *weighed(command, now, ways, costs)]
         if drafted is not None:
             changes += table_by_batch(command, drafted)
     return Check(
@@ -222,113 +206,12 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         num_gpus=alone.num_gpus * command.dp_size * command.prompt_ranks,
         batch_size=alone.batch_size,
         context_len=alone.context_len,
-        assumed=assumed,
+        assumed=found.assumed,
         as_it_is=as_it_is,
         without_draft=without_draft,
         changes=advised(changes),
         problems=problems,
-        asked=said["asked"],
+        asked=found.said["asked"],
         not_understood=command.not_understood,
-        notes=[*notes, *_on_users(command, load, request, free)],
+        notes=[*notes, *at_once.notes, *notes_on_users(command, load, request, free)],
     )
-
-
-def users_in_cache(command: ServeCommand, case: Case) -> int | None:
-    """Sequences of a case that the cache of a given size holds; None: the engine sizes it."""
-    length = float(case.lengths.max_len(1.0))
-    if command.cache_tokens is not None:
-        groups = command.attention_dp_size
-        return int(command.cache_tokens // length) * groups
-    if command.cache_bytes is None:
-        return None
-    need = memory_need(
-        case.setup(None),
-        batch=1.0,
-        max_len=length,
-        budget=None,
-        gamma=0,
-        tp_size=case.tp_sizes[0],
-    )
-    return int(command.cache_bytes // float(need.kv_bytes))
-
-
-def _on_allocated_cache(
-    command: ServeCommand, case: Case
-) -> tuple[list[str], list[str]]:
-    """llama.cpp's cache, which it allocates whole at its start, where that and the rest are more than
-    the device's memory: a fault, or a note where layers then go to the host, or where nobody can
-    tell."""
-    allocated = command.allocated_tokens
-    if allocated is None or command.is_partly_on_host:
-        return [], []
-    sequences = command.max_num_seqs or 1
-    lengths = np.arange(CACHE_STEP, allocated // sequences + CACHE_STEP, CACHE_STEP)
-    need = memory_need(
-        case.setup(None),
-        batch=sequences,
-        max_len=lengths,
-        budget=None,
-        gamma=0,
-        tp_size=command.tp_size,
-    )
-    held = need.total_bytes
-    memory = float(capacity_bytes(case.hardware, case.engine))
-    if held[-1] <= memory * (1.0 - MARGIN):
-        return [], []
-    of = f"{held[-1] / GIB:.1f} of {memory / GIB:.1f} GiB of each {case.hardware.name}"
-    if held[-1] <= memory * (1.0 + MARGIN):
-        return [], [f"may not fit: -c {allocated} takes {of}"]
-    if command.is_fitted:
-        return [], [
-            f"-c {allocated} takes {of}: --fit, on by default, leaves layers on the host, which is not "
-            "priced; times are as if all were on the device"
-        ]
-    weights, cache = (
-        f"{float(np.ravel(part)[-1]) / GIB:.1f} GiB"
-        for part in (need.weights_bytes, need.kv_bytes)
-    )
-    most = sequences * lengths[held <= memory].max(initial=0)
-    each = "" if command.pp_size == 1 else "each "
-    fault = (
-        f"context: -c {allocated} allocates {cache} of cache, with {weights} of weights more than "
-        f"{each}{case.hardware.name} has ({memory / GIB:.1f} GiB): at most about -c {most} fits"
-    )
-    return [fault], []
-
-
-def _on_users(
-    command: ServeCommand, load: AskedLoad, request: PlanRequest, free: Answer
-) -> list[str]:
-    """Users that do not fit at once; and the weight of more sequences at once, where the users are not
-    known and the command admits fewer than usual."""
-    notes = []
-    replicas = command.dp_size
-    asked = request.batch_sizes[0]
-    fits = free.document.autoregressive.batch_size
-    if fits < asked:
-        line = f"{fits * replicas} of {asked * replicas} users fit at once; the others wait"
-        largest = int(free.document.memory.largest_autoregressive_batch)
-        if min(largest, asked) > fits:
-            line += f" ({min(largest, asked) * replicas} fit without a draft)"
-        notes.append(line)
-    most = command.most_sequences
-    if load.batch is not None or most is None or most >= USUAL_BATCH:
-        return notes
-    rows = []
-    for batch in (asked, max(USUAL_BATCH // replicas, 1)):
-        at_batch = without_acceptance(request, draft="none", batch_sizes=(batch,))
-        try:
-            rows.append(make_plan(at_batch).best)
-        except CapacityError:
-            return notes
-    now, wider = rows
-    if wider.batch_size <= now.batch_size:
-        return notes
-    times = wider.tokens_per_s / now.tokens_per_s
-    users = wider.batch_size * replicas
-    slower = wider.between_tokens_s / now.between_tokens_s
-    return [
-        *notes,
-        f"if {users} users wait, {batch_option(command, users)} serves {times:.2g} times the "
-        f"tokens per second without a draft, each token {slower:.2g} times as slow (--batch)",
-    ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from magicdec.live.change import Change
 from magicdec.live.check import Check
-from magicdec.live.settings import Change
 from magicdec.naming import draft_name
 from magicdec.reports.sentences import acceptance_of
 from magicdec.schema.row import Candidate

@@ -14,10 +14,10 @@ import numpy as np
 
 from magicdec.live.advice import Advice, DraftedLoad, choices_at
 from magicdec.live.settings import (
+    BETWEEN_STEPS,
+    PIECEWISE,
     Setting,
-    between_steps,
-    eager_drafter,
-    piecewise,
+    with_eager_drafter,
     with_host_times,
 )
 from magicdec.perfmodel.acceptance import AcceptanceProfile
@@ -28,11 +28,9 @@ from magicdec.specs.engine import EngineProfile
 from magicdec.units import MILLI
 
 KNOWN = {
-    "verification outside whole graphs (a downgrade to PIECEWISE in its log)": Setting(
-        piecewise, is_of_graphs=True
-    ),
-    "scheduling between steps (asynchronous scheduling off)": Setting(between_steps),
-    "an eager drafter (enforce_eager)": Setting(eager_drafter),
+    "verification outside whole graphs (a downgrade to PIECEWISE in its log)": PIECEWISE,
+    "scheduling between steps (asynchronous scheduling off)": BETWEEN_STEPS,
+    "an eager drafter (enforce_eager)": with_eager_drafter,
 }
 """Settings that slow servers were found with."""
 SLOW = 1.5
@@ -176,8 +174,8 @@ def _causes(situation: DraftedLoad, excess_s: float) -> dict[str, float]:
 
     usual_s = step_s(engine)
     causes = {}
-    for name, setting in KNOWN.items():
-        more_s = step_s(setting.path(engine)) - usual_s
+    for name, path in KNOWN.items():
+        more_s = step_s(Setting(None, path).on(engine)) - usual_s
         if more_s > 0.0:
             causes[name] = more_s
     return dict(sorted(causes.items(), key=lambda cause: abs(cause[1] - excess_s)))

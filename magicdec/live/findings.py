@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.live.changes import without_acceptance
 from magicdec.naming import head_named_in
 from magicdec.perfmodel.kernels.profile import counted, is_file, load_hardware
 from magicdec.perfmodel.plan.request import PlanRequest
@@ -288,6 +287,17 @@ def _request(
         request, of_device = _on_usual_hardware(request, model)
         assumed = [of_device, *assumed]
     return request, assumed
+
+
+def without_acceptance(request: PlanRequest, **changes: Any) -> PlanRequest:
+    """The request without the acceptance of the command's own draft, which is no other's."""
+    return msgspec.structs.replace(
+        request,
+        acceptance_rate=None,
+        accept_length=None,
+        drafted_share=None,
+        **changes,
+    )
 
 
 def _on_usual_hardware(

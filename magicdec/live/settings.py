@@ -1,9 +1,9 @@
-"""The cost of a server's settings: graphs that are off or too few, scheduling between steps, an eager
-drafter, prompts read anew or in small parts, steps with too few tokens; and those with which a
-draft's output is not the target's own.
+"""Settings of a server that cost time, or with which a draft's output is not the target's own, and what
+the server gains without each.
 
-Each setting is a difference of the engine's path. The server as it is has all of them, and a
-setting's price is its time between tokens over the time without that one.
+A setting is a function of `SETTINGS`, which says when a command has it, what to change, and its price:
+how the engine's path differs with it, or a gain that was measured elsewhere. The server as it is has
+all of them, so the price of a difference is the time between tokens with all over that without this one.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from magicdec.counts import Z_90
+from magicdec.live.change import NOTEWORTHY, Change, Served
 from magicdec.live.options import (
     captured_option,
     graph_option,
@@ -27,11 +27,10 @@ from magicdec.live.options import (
 from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.footprint import weights_bytes
 from magicdec.perfmodel.kernels.links import RINGS, AllReduceCurve
-from magicdec.perfmodel.plan.request import Case, DraftOption
-from magicdec.perfmodel.plan.search import same_on
 from magicdec.schema.row import Candidate, Gain
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.engine_path import PathOptions
+from magicdec.specs.engine_tables import GraphMode
 from magicdec.specs.serve_command import ServeCommand
 from magicdec.units import format_seconds
 
@@ -58,15 +57,9 @@ UNFUSED = 3.0
 """Times as long as attention takes in llama.cpp with -fa off: 2.7 to 2.9 for four models on Strix Halo at
 2,000 tokens, 6 for Llama-2-7B, whose cache is the largest (kyuz0/amd-strix-halo-toolboxes and lhl's runs);
 Mixtral fell from 44.7 to 22.9 tokens/s (llama.cpp pull request 5021)."""
-NOTEWORTHY = 1.02
-"""Gain below which a change is not worth a restart, and not named."""
-LIKELY = 2.0 / 3.0
-"""Probability to gain from which a change is named: no toss of a coin."""
 SLOWER_TOKENS = 288.0 / 223.0
 SLOWER_PROMPTS = 14087.0 / 11317.0
 """Two RTX 5090s whose NCCL went through the host's memory (club-3090 issue 873)."""
-OWN_SUMS = "Sum over the devices by the engine's own kernels, not NCCL's"
-WITHOUT_OWN_SUMS = "leave out --disable-custom-all-reduce"
 OF_SAMPLING = "--speculative-accept-threshold"
 """SGLang's options that greedy checks of drafts do not read (sglang/srt/speculative/eagle_utils.py of
 0.5.23)."""
@@ -74,172 +67,358 @@ LONG_PROMPT = 1024
 """Tokens of a prompt from which reading it anew is named."""
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to change, and what it gains in tokens per second at the same load."""
-
-    change: str
-    """The setting to change, in a few words."""
-    option: str
-    """The option, as the engine calls it."""
-    reason: str
-    gain: float | None
-    """Null: not priced."""
-    gain_low: float | None = None
-    gain_high: float | None = None
-    """The 90 % interval."""
-    chance: float | None = None
-    """Probability that it gains; null: by the interval alone."""
-    is_of_first_token: bool = False
-    """Whether it gains time to the first token, not time per token."""
-    is_alternative: bool = False
-    """Whether it is another way to draft than the change before it, in whose place it can be made."""
-    at_batch: int | None = None
-    """Batch at which it gains, where that is not the load's."""
-    kind: Literal["cost", "exactness", "gain"] = "gain"
-    """A setting that costs time whatever is drafted, one that changes what is generated, or another
-    way to serve."""
-    needs_gpus: int | None = None
-    """Devices that it takes, where the command uses fewer."""
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it is of this load, on these devices."""
-        return self.at_batch is None and self.needs_gpus is None
-
-    @property
-    def gain_text(self) -> str:
-        """Its gain in words; not of one without a price."""
-        of = " sooner to the first token" if self.is_of_first_token else ""
-        if self.at_batch is not None:
-            of += f" at batch {self.at_batch}"
-        if self.needs_gpus is not None:
-            of += f" on {self.needs_gpus} devices"
-        return (
-            f"{self.gain:.2f}x (90 %: {self.gain_low:.2f} to {self.gain_high:.2f}){of}"
-        )
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether it gains a noteworthy part, whatever its uncertainty."""
-        return self.gain_low is not None and self.gain_low > NOTEWORTHY
-
-    @property
-    def probability(self) -> float:
-        """Probability that it gains."""
-        if self.gain is None or self.gain_low is None or self.gain_high is None:
-            return 0.0
-        gain = Gain(
-            speedup=self.gain, low=self.gain_low, high=self.gain_high, pays=self.chance
-        )
-        return gain.probability
-
-    @property
-    def is_advice(self) -> bool:
-        """Whether it is worth a line: it loses exactness, surely costs an unknown time, or gains a
-        noteworthy part rather than loses."""
-        if self.gain is None:
-            return self.kind != "gain"
-        return self.gain >= NOTEWORTHY and self.probability >= LIKELY
-
-
-class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of a plan, and the case that gives it at other settings."""
-
-    case: Case
-    option: DraftOption | None
-    row: Candidate
-
-    @property
-    def borrows_host_times(self) -> bool:
-        """Whether what a host takes to launch a layer is vLLM's, since it was not measured here."""
-        return self.case.engine.graphs.eager_host_layer_s == 0.0
-
-    def row_as(self, engine: EngineProfile) -> Candidate | None:
-        """The row's configuration on an engine that is set otherwise; None: it does not run."""
-        return same_on(engine, self.case, self.option, self.row)
-
-
-# The paths
-
-
-class Setting(NamedTuple):
-    """A setting that changes the engine's path."""
-
-    path: Callable[[EngineProfile], EngineProfile]
-    """The engine with it."""
-    is_of_graphs: bool = False
-    """Whether two laws fit what was measured of it, so its price lies between them."""
-    advice: Change | None = None
-    """The advice to leave it out, not priced; None: it cannot be left out."""
-    needs_graphs: bool = False
-    """Whether it changes nothing where no graph is replayed."""
-
-
-def piecewise(engine: EngineProfile) -> EngineProfile:
-    """The engine whose decoding replays graphs in pieces."""
-    return engine.as_set(PathOptions(cudagraph_mode="PIECEWISE"))
-
-
-def without_graphs(engine: EngineProfile) -> EngineProfile:
-    """The engine that launches kernel by kernel."""
-    return engine.as_set(PathOptions(enforce_eager=True))
-
-
-def between_steps(engine: EngineProfile) -> EngineProfile:
-    """The engine that schedules a step when the one before has ended."""
-    return engine.as_set(PathOptions(is_synchronous=True))
-
-
-def slower_passes(engine: EngineProfile, *, more_s: float) -> EngineProfile:
-    """The engine whose steps take longer by a time."""
-    overheads = engine.overheads
-    return engine.with_constants(
-        {
-            "overheads.autoregressive_overhead_s": overheads.autoregressive_overhead_s
-            + more_s,
-            "overheads.step_overhead_s": overheads.step_overhead_s + more_s,
-            "overheads.overhead_on": {
-                device: own_s + more_s
-                for device, own_s in overheads.overhead_on.items()
-            },
-        }
-    )
-
-
-GRAPH_SETTINGS = {
+PIECEWISE = PathOptions(cudagraph_mode="PIECEWISE")
+EAGER = PathOptions(enforce_eager=True)
+BETWEEN_STEPS = PathOptions(is_synchronous=True)
+GRAPHS = {
     "piecewise": (
-        piecewise,
+        PIECEWISE,
         "Replay whole graphs of decoding, not piecewise ones",
         "attention and what lies around it are launched layer by layer",
     ),
     "none": (
-        without_graphs,
+        EAGER,
         "Capture graphs: none is replayed",
         "every pass launches its kernels one by one",
     ),
     "eager": (
-        without_graphs,
+        EAGER,
         "Capture graphs: it runs eagerly",
         "every pass launches its kernels one by one, uncompiled",
     ),
 }
-"""Settings of graphs by the command's: the path, the advice, and why."""
+"""The path of a command's graphs, the advice, and why."""
 
 
-def fits_without_host(served: Served) -> bool:
-    """Whether a row fits with all weights on its devices."""
-    engine = served.case.engine.with_constants({"memory.host_weight_bytes": 0.0})
-    case = replace(served.case, engine=engine)
+class Setting(NamedTuple):
+    """A setting that costs time or changes what is generated."""
+
+    advice: Change | None
+    """The advice to leave it out, with its price where no path has it; None: it cannot be left out."""
+    path: PathOptions | Callable[[EngineProfile], EngineProfile] | None = None
+    """How the engine's path differs with it; None: it does not."""
+    needs_graphs: bool = False
+    """Whether it changes nothing where no graph is replayed."""
+
+    @property
+    def graphs(self) -> GraphMode | None:
+        """The graphs that it leaves; None: it is not one of graphs, or leaves all."""
+        return self.path.graph_mode if isinstance(self.path, PathOptions) else None
+
+    def on(self, engine: EngineProfile) -> EngineProfile:
+        """The engine with it."""
+        assert self.path is not None
+        if isinstance(self.path, PathOptions):
+            return engine.as_set(self.path)
+        return self.path(engine)
+
+
+def cost(change: str, option: str, reason: str) -> Change:
+    """The advice to leave out a setting that costs time."""
+    return Change(change=change, option=option, reason=reason, kind="cost")
+
+
+# The settings
+
+
+def graphs(command: ServeCommand, served: Served) -> Iterator[Setting]:
+    """Graphs that are replayed in pieces, or not captured."""
+    if command.graphs in GRAPHS:
+        path, change, reason = GRAPHS[command.graphs]
+        yield Setting(cost(change, graph_option(command), reason), path)
+
+
+def captured_sizes(command: ServeCommand, served: Served) -> Iterator[Setting]:
+    """Steps that are larger than every captured graph, or between two of them."""
     row = served.row
-    largest = case.largest_batches(
-        option=served.option, budget=row.draft_budget, gamma=row.gamma
+    needed = row.batch_size
+    unit = "sequences"
+    if command.engine == "vllm":
+        needed *= row.gamma + 1
+        unit = "tokens"
+    is_captured = row.step.is_captured
+    if command.captured_tokens is not None:
+        is_captured = command.captured_tokens >= needed
+    option = captured_option(command, needed)
+    if command.captured_batches:
+        is_captured = is_captured and row.batch_size in command.captured_batches
+        option = "cuda_graph_config: {enable_padding: true}"
+    if not is_captured:
+        reason = "a step of this batch runs without a graph"
+        yield Setting(cost(f"Capture graphs of {needed} {unit}", option, reason), EAGER)
+
+
+def unfused_attention(command: ServeCommand, served: Served) -> Iterator[Setting]:
+    """llama.cpp's attention without its fused kernel."""
+    if command.is_unsplit_attention:
+        reason = "attention writes its scores to memory and reads them again"
+        yield Setting(
+            cost("Turn flash attention on", "leave out -fa off", reason),
+            lambda engine: engine.with_constants(
+                {"kernels.attention_factor": engine.kernels.attention_factor * UNFUSED}
+            ),
+        )
+
+
+def scheduling(command: ServeCommand, served: Served) -> Iterator[Setting]:
+    """Steps that are scheduled when the one before has ended."""
+    option = ""
+    if command.is_asynchronous is False:
+        option = options_of(command).asynchronous
+        if command.read.get("--distributed-executor-backend") == "ray":
+            option = "--distributed-executor-backend mp"
+    elif served.case.model.states:
+        option = states_option(command)
+    row = served.row
+    usual = served.case.engine.path(row.draft, row.draft_method)
+    if option and usual.is_asynchronous:
+        reason = "the device waits for the host between steps"
+        yield Setting(
+            cost("Schedule the next step while one runs", option, reason),
+            BETWEEN_STEPS,
+        )
+
+
+def weights_on_host(command: ServeCommand, served: Served) -> Iterator[Setting]:
+    """Weights that stay in the host's memory."""
+    if not command.host_weight_bytes:
+        return
+    more_s = host_reads_s(served)
+    advice = None
+    if fits_without_host(served):
+        advice = cost(
+            "Keep all weights on the device",
+            "leave out --cpu-offload-gb",
+            "every pass reads those in the host's memory over its link",
+        )
+    yield Setting(advice, lambda engine: with_longer_steps(engine, more_s))
+
+
+def nccl_sums(command: ServeCommand, served: Served) -> Iterator[Setting]:
+    """Sums over ranks by NCCL, where the engine's own kernels could do them."""
+    if not sums_by_nccl(command, served):
+        return
+    advice = cost(
+        "Sum over the devices by the engine's own kernels, not NCCL's",
+        "leave out --disable-custom-all-reduce",
+        "each layer's sums take longer",
     )
-    return bool(largest[case.tp_sizes.index(row.tp_size)] >= row.batch_size)
+    if "nccl" in AllReduceCurve.variants(served.case.hardware):
+        yield Setting(advice, PathOptions(has_custom_all_reduce=False))
+        return
+    reason = (
+        "NCCL was not timed on this device; a server on A30s without NVLink took 6 % longer, one on "
+        "four A100s 12 % (vLLM issue 2192)"
+    )
+    gain = Gain(speedup=1.06, low=1.0, high=1.12)
+    yield Setting(msgspec.structs.replace(advice, reason=reason).gaining(gain))
 
 
-def with_nccl(engine: EngineProfile) -> EngineProfile:
-    """The engine that sums over ranks by NCCL."""
-    return engine.as_set(PathOptions(has_custom_all_reduce=False))
+def drafters_graphs(command: ServeCommand, served: Served) -> Iterator[Setting]:
+    """A drafter that runs eagerly. vLLM's V2 runner does not look at it (vllm/v1/worker/gpu of 0.33;
+    gpu_model_runner.py, the V1 runner's, does)."""
+    speculation = command.speculation
+    if speculation is None or not speculation.is_eager or served.option is None:
+        return
+    has_drafter = draft_of(served.case.setup(served.option)).has_prefill
+    if has_drafter and runner_of(served.case.engine, served) != "V2":
+        advice = cost(
+            "Capture the drafter's graphs too",
+            'leave "enforce_eager" out of --speculative-config',
+            "each of its layers is launched kernel by kernel, for every drafted token",
+        )
+        yield Setting(
+            advice,
+            with_eager_drafter,
+            needs_graphs=True,
+        )
+
+
+def pipeline(command: ServeCommand, served: Served) -> Iterator[Setting]:
+    """Stages of a pipeline, with which an engine may take another path."""
+    stages = PathOptions(pp_size=command.pp_size)
+    engine = served.case.engine
+    if command.pp_size > 1 and engine.as_set(stages) != engine:
+        yield Setting(None, stages)
+
+
+def tokens_of_a_step(command: ServeCommand, served: Served) -> Iterator[Setting]:
+    """Steps with too few tokens for what their sequences verify."""
+    row = served.row
+    most = command.chunk_tokens
+    needed = row.batch_size * (row.gamma + 1)
+    if command.engine != "vllm" or most is None or most >= needed:
+        return
+    at_once = max(most // (row.gamma + 1), 1)
+    # how often all sequences draft at once is not known: from a tenth of the loss to all of it
+    loss = row.batch_size / at_once
+    advice = cost(
+        f"Let a step take {needed} tokens, not {most}",
+        f"{options_of(command).chunk} {max(needed, 2048)}",
+        f"only {at_once} of {row.batch_size} sequences have room for their drafts in a step",
+    )
+    gain = Gain(speedup=math.sqrt(loss), low=1.0 + 0.1 * (loss - 1.0), high=loss)
+    yield Setting(advice.gaining(gain))
+
+
+def peers(command: ServeCommand, served: Served) -> Iterator[Setting]:
+    """NCCL's sums through the host's memory: those of prompts, whose messages are too long for the
+    engine's own kernels, and of decoding where it has none."""
+    if command.reaches_peers or served.row.tp_size == 1:
+        return
+    advice = cost(
+        "Let NCCL reach the memory of other devices",
+        "leave out NCCL_P2P_DISABLE=1",
+        "what NCCL sums leaves the devices' own links for the host's",
+    )
+    if served.case.hardware.link.topology not in RINGS:
+        yield Setting(advice)
+        return
+    prompt_s, output_s = times_of_request(served)
+    slower_s = SLOWER_PROMPTS * prompt_s + output_s
+    is_decoding = sums_by_nccl(command, served) or not sums_itself(served)
+    if is_decoding:
+        slower_s += (SLOWER_TOKENS - 1.0) * output_s
+    most = slower_s / (prompt_s + output_s)
+    measured = msgspec.structs.replace(
+        advice,
+        reason="two RTX 5090s without it, and without the engine's own sums, gave 223 tokens/s for 288, and read "
+        "11,317 for 14,087 (club-3090 issue 873); devices that cannot reach each other lose nothing",
+        kind="cost" if is_decoding else "gain",
+    )
+    yield Setting(measured.gaining(Gain(speedup=math.sqrt(most), low=1.0, high=most)))
+
+
+def older_runner(command: ServeCommand, served: Served) -> Iterator[Setting]:
+    """vLLM's V1 model runner, where the version would take V2."""
+    usual = runner_of(load_engine(command.engine_profile), served)
+    if usual != "V2" or runner_of(served.case.engine, served) != "V1":
+        return
+    option = "leave out VLLM_USE_V2_MODEL_RUNNER=0"
+    if command.has_microbatches:
+        option = "leave out --enable-dbo"
+    advice = cost(
+        "Run vLLM's V2 model runner",
+        option,
+        "Gemma 4 with its module took 3.32 ms a token by V1 for 3.08 by V2 at one user, 3.57 for "
+        "3.49 at 32 (vLLM pull request 43241)",
+    )
+    yield Setting(advice.gaining(Gain(speedup=1.05, low=1.02, high=1.08)))
+
+
+def prefix_cache(command: ServeCommand, served: Served) -> Iterator[Setting]:
+    """Prompts that are read anew."""
+    length = served.row.context_len
+    if command.has_prefix_cache is not False or length < LONG_PROMPT:
+        return
+    prompt_s, output_s = times_of_request(served)
+    low, middle, high = (
+        (prompt_s + output_s) / ((1.0 - share) * prompt_s + output_s)
+        for share in SHARED_SHARES
+    )
+    advice = Change(
+        change="Keep prompts in the prefix cache",
+        option=options_of(command).prefix_cache,
+        reason=f"each prompt of {length} tokens is read anew in {prompt_s:.2g} s; "
+        f"where half of it is shared by others, requests end so much sooner",
+    )
+    yield Setting(advice.gaining(Gain(speedup=middle, low=low, high=high)))
+
+
+def prompt_parts(command: ServeCommand, served: Served) -> Iterator[Setting]:
+    """Prompts that are read in parts smaller than the device needs."""
+    engine = served.case.engine
+    length = served.row.context_len
+    usual = engine.scheduler.prefill_tokens
+    options = {
+        options_of(command).chunk: command.chunk_tokens,
+        "--long-prefill-token-threshold": command.prompt_part_tokens,
+    }
+    parts = {name: part for name, part in options.items() if part is not None}
+    if not parts:
+        return
+    option = min(parts, key=lambda name: parts[name])
+    most = parts[option]
+    if most >= min(usual, length):
+        return
+    small = served.row_as(
+        engine.with_constants({"scheduler.prefill_tokens": float(most)})
+    )
+    if small is None:
+        return
+    prompt_s, output_s = times_of_request(served)
+    slower_s = small.decoding.ttft_s
+    gain = (slower_s + output_s) / (prompt_s + output_s)
+    # where it is nothing to a whole request, the first token may still come sooner
+    is_of_first = gain < NOTEWORTHY
+    if is_of_first:
+        gain = slower_s / prompt_s
+    groups = 1
+    if command.engine == "sglang":  # which divides it among them
+        groups = command.attention_dp_size
+    advice = Change(
+        change=f"Read prompts in parts of {usual:.0f} tokens, not {most}",
+        option=f"{option} {usual * groups:.0f}",
+        reason=f"a prompt of {length} tokens then takes {format_seconds(prompt_s)} to read, "
+        f"not {format_seconds(slower_s)}",
+        is_of_first_token=is_of_first,
+        kind="gain" if is_of_first else "cost",
+    )
+    yield Setting(advice.gaining(_between(gain, gain)))
+
+
+def lossy_drafts(command: ServeCommand, served: Served) -> Iterator[Setting]:
+    """Settings with which a draft's output is not the target's own. SGLang's check of drafts is greedy
+    on AMD's devices at any temperature (_verify_uses_greedy in eagle_utils.py of 0.5.23)."""
+    case = served.case
+    is_of_amd = case.hardware.generation.startswith("cdna")
+    is_greedy = case.request.temperature == 0.0 or is_of_amd
+    lossy = [] if command.speculation is None else command.speculation.lossy
+    for setting in lossy:
+        if not (is_greedy and setting.startswith(OF_SAMPLING)):
+            yield Setting(
+                Change(
+                    change="Accept drafts exactly",
+                    option=f"leave out {setting}",
+                    reason="with it drafts are accepted that the model would not have generated",
+                    kind="exactness",
+                )
+            )
+
+
+SETTINGS: tuple[Callable[[ServeCommand, Served], Iterator[Setting]], ...] = (
+    # what changes the path of a step, in the order in which it is applied
+    graphs,
+    captured_sizes,
+    unfused_attention,
+    scheduling,
+    weights_on_host,
+    nccl_sums,
+    drafters_graphs,
+    pipeline,
+    # other costs
+    tokens_of_a_step,
+    peers,
+    older_runner,
+    prefix_cache,
+    prompt_parts,
+    lossy_drafts,
+)
+
+
+def settings_of(command: ServeCommand, served: Served) -> list[Setting]:
+    """A command's settings that cost or lose something with what is served."""
+    return [setting for of in SETTINGS for setting in of(command, served)]
+
+
+# Facts that they ask for
+
+
+def times_of_request(served: Served) -> tuple[float, float]:
+    """Seconds to the first token of a request, and for its output."""
+    row = served.row
+    output_s = (served.case.request.gen_len or USUAL_OUTPUT) * row.tpot_s
+    return row.decoding.ttft_s, output_s
 
 
 def sums_itself(served: Served) -> bool:
@@ -255,11 +434,6 @@ def sums_by_nccl(command: ServeCommand, served: Served) -> bool:
     return sums_itself(served) and not command.has_custom_all_reduce
 
 
-def has_nccl(served: Served) -> bool:
-    """Whether NCCL's sums were timed on the row's device."""
-    return "nccl" in AllReduceCurve.variants(served.case.hardware)
-
-
 def runner_of(engine: EngineProfile, served: Served) -> str:
     """The model runner that an engine takes for a row; "": it has one."""
     path = engine.path(served.row.draft, served.row.draft_method)
@@ -269,7 +443,37 @@ def runner_of(engine: EngineProfile, served: Served) -> str:
     return path.runner
 
 
-def eager_drafter(engine: EngineProfile) -> EngineProfile:
+def fits_without_host(served: Served) -> bool:
+    """Whether a row fits with all weights on its devices."""
+    engine = served.case.engine.with_constants({"memory.host_weight_bytes": 0.0})
+    case = replace(served.case, engine=engine)
+    row = served.row
+    largest = case.largest_batches(
+        option=served.option, budget=row.draft_budget, gamma=row.gamma
+    )
+    return bool(largest[case.tp_sizes.index(row.tp_size)] >= row.batch_size)
+
+
+def host_reads_s(served: Served) -> float:
+    """Seconds of a pass that reads the weights in the host's memory over the device's link: all of them,
+    but of experts those that its tokens touch."""
+    case = served.case
+    row = served.row
+    held = weights_bytes(case.model, case.precision, row.tp_size, case.spread)
+    read = min(case.engine.memory.host_weight_bytes, float(held))
+    model = case.model
+    if model.is_moe:
+        idle = (model.num_parameters - model.active_parameters) / (
+            model.expert_parameters
+        )
+        touched = 1.0 - idle ** (row.batch_size * (row.gamma + 1))
+        of_experts = model.expert_parameters / model.num_parameters
+        read *= 1.0 - of_experts * (1.0 - touched)
+    rate = HOST_BYTES_PER_S.get(case.hardware.generation, USUAL_HOST_BYTES_PER_S)
+    return read / rate
+
+
+def with_eager_drafter(engine: EngineProfile) -> EngineProfile:
     """The engine whose drafter alone is launched kernel by kernel."""
     return engine.with_constants(
         {
@@ -279,10 +483,148 @@ def eager_drafter(engine: EngineProfile) -> EngineProfile:
     )
 
 
-def with_scores_in_memory(engine: EngineProfile) -> EngineProfile:
-    """The engine whose attention is not fused: it writes the scores of all tokens and reads them."""
-    factor = engine.kernels.attention_factor * UNFUSED
-    return engine.with_constants({"kernels.attention_factor": factor})
+def with_longer_steps(engine: EngineProfile, more_s: float) -> EngineProfile:
+    """The engine whose steps take longer by a time."""
+    overheads = engine.overheads
+    return engine.with_constants(
+        {
+            "overheads.autoregressive_overhead_s": overheads.autoregressive_overhead_s
+            + more_s,
+            "overheads.step_overhead_s": overheads.step_overhead_s + more_s,
+            "overheads.overhead_on": {
+                device: own_s + more_s
+                for device, own_s in overheads.overhead_on.items()
+            },
+        }
+    )
+
+
+# Their prices
+
+
+def costs_of(command: ServeCommand, served: Served) -> list[Change]:
+    """The advice to leave out each of a command's settings, priced against the command without it."""
+    settings = settings_of(command, served)
+    of_path = [setting for setting in settings if setting.path is not None]
+    staying = [setting for setting in of_path if setting.advice is None]
+    changes = []
+    for setting in settings:
+        change = setting.advice
+        if change is None:
+            continue
+        if setting.path is not None:
+            others = [other for other in of_path if other is not setting]
+            change = _priced(served, setting, of_path, others)
+            if not change.is_advice:
+                # what it costs may be hidden by another one that is to be left out
+                change = _priced(served, setting, [*staying, setting], staying)
+        changes.append(change)
+    return changes
+
+
+def times_as_long(command: ServeCommand, served: Served) -> float:
+    """Time between tokens with all settings of a command over that of the engine as it is by default."""
+    settings = settings_of(command, served)
+    times = _path_times(served, settings)
+    for setting in settings:
+        if setting.path is None and setting.advice and setting.advice.kind == "cost":
+            times *= setting.advice.gain or 1.0
+    return times
+
+
+def staying_times(command: ServeCommand, served: Served) -> float:
+    """The time between tokens with the settings that cannot be left out, over that with none."""
+    settings = settings_of(command, served)
+    return _path_times(served, [each for each in settings if each.advice is None])
+
+
+def _path_times(served: Served, settings: Sequence[Setting]) -> float:
+    as_set_s = times_as_set(served, settings)
+    if as_set_s is None:
+        return 1.0
+    return statistics.fmean(as_set_s) / served.row.between_tokens_s
+
+
+def _priced(
+    served: Served,
+    setting: Setting,
+    settings: Sequence[Setting],
+    others: Sequence[Setting],
+) -> Change:
+    """The advice to leave a setting out of `settings`, which leaves the others."""
+    advice = setting.advice
+    assert advice is not None
+    as_set_s = times_as_set(served, settings)
+    without_s = times_as_set(served, others)
+    if as_set_s is None or without_s is None:
+        return advice
+    if setting.graphs is None:
+        times = statistics.fmean(as_set_s) / statistics.fmean(without_s)
+        return advice.gaining(_between(times, times))
+    if _borrows_host_times(served):
+        unmeasured = f"not measured in {served.case.engine.name}: from nothing to vLLM's times of the host"
+        reason = f"{advice.reason}; {unmeasured}"
+        advice = msgspec.structs.replace(advice, reason=reason)
+    first, second = (
+        one / other for one, other in zip(as_set_s, without_s, strict=True)
+    )
+    return advice.gaining(_between(first, second))
+
+
+def _between(first: float, second: float) -> Gain:
+    """A price between two estimates, of whose parts beyond 1 each is known to `HOST_ERROR`: a setting
+    of this kind never gains."""
+    width = math.exp(Z_90 * HOST_ERROR)
+    least = max(min(first, second) - 1.0, 0.0)
+    most = max(first, second, 1.0) - 1.0
+    return Gain(
+        speedup=1.0 + (least + most) / 2.0,
+        low=1.0 + least / width,
+        high=1.0 + most * width,
+    )
+
+
+def _borrows_host_times(served: Served) -> bool:
+    """Whether what a host takes to launch a layer is vLLM's, since it was not measured here."""
+    return served.case.engine.graphs.eager_host_layer_s == 0.0
+
+
+def times_as_set(
+    served: Served, settings: Sequence[Setting]
+) -> tuple[float, float] | None:
+    """The time between tokens with these settings, by each of the two laws that fit what was measured
+    of launches outside whole graphs; None: the server does not run so.
+
+    By one law the host launches each layer on the engine's path, by the other a step takes so much
+    longer as its layers take piecewise. Of an engine whose host was not measured the price of graphs
+    lies between nothing and the middle of vLLM's.
+    """
+    engine = with_host_times(served.case.engine)
+    of_graphs = None
+    whole: Candidate | None = served.row
+    has_graphs = all(setting.graphs != "none" for setting in settings)
+    for setting in settings:
+        if setting.graphs is not None:
+            of_graphs = setting
+        elif setting.path is not None and (has_graphs or not setting.needs_graphs):
+            engine = setting.on(engine)
+            whole = served.row_as(engine)
+    if whole is None:
+        return None
+    whole_s = whole.between_tokens_s
+    if of_graphs is None:
+        return whole_s, whole_s
+    launched = served.row_as(of_graphs.on(engine))
+    if launched is None:
+        return None
+    piecewise_s = engine.graphs.piecewise_s(served.case.model.num_hidden_layers)
+    second_s = whole_s * (1.0 + piecewise_s / whole.step_s)
+    first_s = launched.between_tokens_s
+    if of_graphs.graphs == "piecewise":  # whose row has the mean of both laws
+        first_s = max(2.0 * first_s - second_s, whole_s)
+    if _borrows_host_times(served):
+        return (first_s + second_s) / 2.0, whole_s
+    return first_s, second_s
 
 
 def with_host_times(engine: EngineProfile) -> EngineProfile:
@@ -310,229 +652,6 @@ def with_host_times(engine: EngineProfile) -> EngineProfile:
             "graphs.piecewise_pass_s": graphs.piecewise_pass_s,
         }
     )
-
-
-def host_reads_s(served: Served) -> float:
-    """Seconds of a pass that reads the weights in the host's memory over the device's link: all of them,
-    but of experts those that its tokens touch."""
-    case = served.case
-    row = served.row
-    held = weights_bytes(case.model, case.precision, row.tp_size, case.spread)
-    read = min(case.engine.memory.host_weight_bytes, float(held))
-    model = case.model
-    if model.is_moe:
-        idle = (model.num_parameters - model.active_parameters) / (
-            model.expert_parameters
-        )
-        touched = 1.0 - idle ** (row.batch_size * (row.gamma + 1))
-        of_experts = model.expert_parameters / model.num_parameters
-        read *= 1.0 - of_experts * (1.0 - touched)
-    rate = HOST_BYTES_PER_S.get(case.hardware.generation, USUAL_HOST_BYTES_PER_S)
-    return read / rate
-
-
-def path_settings(command: ServeCommand, served: Served) -> list[Setting]:
-    """A command's settings that change the path of a step, in the order in which they are applied."""
-    row = served.row
-    settings = []
-
-    def add(
-        path: Callable[[EngineProfile], EngineProfile],
-        advice: tuple[str, str, str] | None,
-        **fields: bool,
-    ) -> None:
-        change = None
-        if advice is not None:
-            words, option, reason = advice
-            change = Change(
-                change=words, option=option, reason=reason, gain=None, kind="cost"
-            )
-        settings.append(Setting(path, advice=change, **fields))
-
-    if command.graphs in GRAPH_SETTINGS:
-        path, words, reason = GRAPH_SETTINGS[command.graphs]
-        add(path, (words, graph_option(command), reason), is_of_graphs=True)
-    needed = row.batch_size
-    unit = "sequences"
-    if command.engine == "vllm":
-        needed *= row.gamma + 1
-        unit = "tokens"
-    has_graphs = row.step.is_captured
-    if command.captured_tokens is not None:
-        has_graphs = command.captured_tokens >= needed
-    option = captured_option(command, needed)
-    if command.captured_batches:
-        has_graphs = has_graphs and row.batch_size in command.captured_batches
-        option = "cuda_graph_config: {enable_padding: true}"
-    if not has_graphs:
-        reason = "a step of this batch runs without a graph"
-        advice = (f"Capture graphs of {needed} {unit}", option, reason)
-        add(without_graphs, advice, is_of_graphs=True)
-    if command.is_unsplit_attention:
-        reason = "attention writes its scores to memory and reads them again"
-        add(
-            with_scores_in_memory,
-            ("Turn flash attention on", "leave out -fa off", reason),
-        )
-    asynchronous = ""
-    if command.is_asynchronous is False:
-        asynchronous = options_of(command).asynchronous
-        if command.read.get("--distributed-executor-backend") == "ray":
-            asynchronous = "--distributed-executor-backend mp"
-    elif served.case.model.states:
-        asynchronous = states_option(command)
-    path_of_step = served.case.engine.path(row.draft, row.draft_method)
-    if asynchronous and path_of_step.is_asynchronous:
-        reason = "the device waits for the host between steps"
-        add(
-            between_steps,
-            ("Schedule the next step while one runs", asynchronous, reason),
-        )
-    if command.host_weight_bytes:
-        of_host: tuple[str, str, str] | None = None
-        if fits_without_host(served):
-            reason = "every pass reads those in the host's memory over its link"
-            words = "Keep all weights on the device"
-            of_host = (words, "leave out --cpu-offload-gb", reason)
-        add(partial(slower_passes, more_s=host_reads_s(served)), of_host)
-    if sums_by_nccl(command, served) and has_nccl(served):
-        add(with_nccl, (OWN_SUMS, WITHOUT_OWN_SUMS, "each layer's sums take longer"))
-    has_drafter = False
-    if served.option is not None:
-        has_drafter = draft_of(served.case.setup(served.option)).has_prefill
-    speculation = command.speculation
-    is_eager = speculation is not None and speculation.is_eager
-    # vLLM's V2 runner does not look at it (vllm/v1/worker/gpu of 0.33; gpu_model_runner.py, the V1
-    # runner's, does)
-    if is_eager and has_drafter and runner_of(served.case.engine, served) != "V2":
-        option = 'leave "enforce_eager" out of --speculative-config'
-        reason = (
-            "each of its layers is launched kernel by kernel, for every drafted token"
-        )
-        advice = ("Capture the drafter's graphs too", option, reason)
-        add(eager_drafter, advice, needs_graphs=True)
-    if command.pp_size > 1:
-        stages = PathOptions(pp_size=command.pp_size)
-        if served.case.engine.as_set(stages) != served.case.engine:
-            add(lambda engine: engine.as_set(stages), None)
-    return settings
-
-
-# Their prices
-
-
-class SettingCosts(NamedTuple):
-    """A command's settings that cost or lose exactness, each priced against the command without it."""
-
-    changes: list[Change]
-    times_as_long: float
-    """Time between tokens with all of them over that of the engine as it is by default."""
-
-
-def costs_of(command: ServeCommand, served: Served) -> SettingCosts:
-    settings = path_settings(command, served)
-    stay = [setting for setting in settings if setting.advice is None]
-    times_as_long = path_times(served, settings)
-    changes = []
-    for setting in settings:
-        if setting.advice is None:
-            continue
-        others = [other for other in settings if other is not setting]
-        priced = _priced(served, settings, others, setting)
-        if not priced.is_advice:
-            # what it costs may be hidden by another one that is to be left out
-            priced = _priced(served, [*stay, setting], stay, setting)
-        changes.append(priced)
-    for change in _limits(command, served):
-        changes.append(change)
-        if change.kind == "cost":
-            times_as_long *= change.gain or 1.0
-    # SGLang's check of drafts is greedy on AMD's devices at any temperature (_verify_uses_greedy in
-    # eagle_utils.py of 0.5.23)
-    is_greedy = (
-        served.case.request.temperature == 0.0
-        or served.case.hardware.generation.startswith("cdna")
-    )
-    inexact = _inexact(command, is_greedy=is_greedy)
-    return SettingCosts([*changes, *inexact], times_as_long)
-
-
-def path_times(served: Served, settings: Sequence[Setting]) -> float:
-    """The time between tokens with these settings over that of the engine as it is by default."""
-    as_set_s = times_as_set(served, settings)
-    if as_set_s is None:
-        return 1.0
-    return statistics.fmean(as_set_s) / served.row.between_tokens_s
-
-
-def staying_times(command: ServeCommand, served: Served) -> float:
-    """`path_times` of the settings that cannot be left out."""
-    settings = path_settings(command, served)
-    return path_times(served, [each for each in settings if each.advice is None])
-
-
-def _priced(
-    served: Served,
-    settings: Sequence[Setting],
-    others: Sequence[Setting],
-    setting: Setting,
-) -> Change:
-    """The advice to leave a setting out of `settings`, which leaves the others."""
-    advice = setting.advice
-    assert advice is not None
-    as_set_s = times_as_set(served, settings)
-    without_s = times_as_set(served, others)
-    if as_set_s is None or without_s is None:
-        return advice
-    first = second = statistics.fmean(as_set_s) / statistics.fmean(without_s)
-    if setting.is_of_graphs:
-        first = as_set_s[0] / without_s[0]
-        second = as_set_s[1] / without_s[1]
-        if served.borrows_host_times:
-            unmeasured = f"not measured in {served.case.engine.name}: from nothing to vLLM's times of the host"
-            reason = f"{advice.reason}; {unmeasured}"
-            advice = msgspec.structs.replace(advice, reason=reason)
-    return _between(first, second, advice)
-
-
-def times_as_set(
-    served: Served, settings: Sequence[Setting]
-) -> tuple[float, float] | None:
-    """The time between tokens with these settings, by each of the two laws that fit what was measured
-    of launches outside whole graphs; None: the server does not run so.
-
-    By one law the host launches each layer on the engine's path, by the other a step takes so much
-    longer as its layers take piecewise. Of an engine whose host was not measured the price of graphs
-    lies between nothing and the middle of vLLM's.
-    """
-    engine = with_host_times(served.case.engine)
-    of_graphs = None
-    whole: Candidate | None = served.row
-    has_graphs = not any(setting.path is without_graphs for setting in settings)
-    for setting in settings:
-        if setting.is_of_graphs:
-            of_graphs = setting
-            continue
-        if setting.needs_graphs and not has_graphs:
-            continue
-        engine = setting.path(engine)
-        whole = served.row_as(engine)
-    if whole is None:
-        return None
-    whole_s = whole.between_tokens_s
-    if of_graphs is None:
-        return whole_s, whole_s
-    launched = served.row_as(of_graphs.path(engine))
-    if launched is None:
-        return None
-    piecewise_s = engine.graphs.piecewise_s(served.case.model.num_hidden_layers)
-    second_s = whole_s * (1.0 + piecewise_s / whole.step_s)
-    first_s = launched.between_tokens_s
-    if of_graphs.path is piecewise:  # whose row has the mean of both laws
-        first_s = max(2.0 * first_s - second_s, whole_s)
-    if served.borrows_host_times:
-        return (first_s + second_s) / 2.0, whole_s
-    return first_s, second_s
 
 
 def slowed(row: Candidate, times: float, alone_times: float) -> Candidate:
@@ -584,166 +703,4 @@ def slowed(row: Candidate, times: float, alone_times: float) -> Candidate:
             gain=of_gain(decoding.gain),
         ),
         requests=requests,
-    )
-
-
-def _limits(command: ServeCommand, served: Served) -> Iterator[Change]:
-    """Steps with too few tokens for what its sequences verify, and prompts that are read anew, or in
-    parts smaller than the device needs."""
-    row = served.row
-    output_s = (served.case.request.gen_len or USUAL_OUTPUT) * row.tpot_s
-    prompt_s = row.decoding.ttft_s
-    most = command.chunk_tokens
-    needed = row.batch_size * (row.gamma + 1)
-    if command.engine == "vllm" and most is not None and most < needed:
-        at_once = max(most // (row.gamma + 1), 1)
-        # how often all sequences draft at once is not known: from a tenth of the loss to all of it
-        gain = row.batch_size / at_once
-        yield Change(
-            change=f"Let a step take {needed} tokens, not {most}",
-            option=f"{options_of(command).chunk} {max(needed, 2048)}",
-            reason=f"only {at_once} of {row.batch_size} sequences have room for their drafts in a step",
-            gain=math.sqrt(gain),
-            gain_low=1.0 + 0.1 * (gain - 1.0),
-            gain_high=gain,
-            kind="cost",
-        )
-    if not command.reaches_peers and row.tp_size > 1:
-        yield _through_host(command, served, prompt_s, output_s)
-    if sums_by_nccl(command, served) and not has_nccl(served):
-        yield Change(
-            change=OWN_SUMS,
-            option=WITHOUT_OWN_SUMS,
-            reason="NCCL was not timed on this device; a server on A30s without NVLink took 6 % longer, one on "
-            "four A100s 12 % (vLLM issue 2192)",
-            gain=1.06,
-            gain_low=1.0,
-            gain_high=1.12,
-            kind="cost",
-        )
-    usual_runner = runner_of(load_engine(command.engine_profile), served)
-    if usual_runner == "V2" and runner_of(served.case.engine, served) == "V1":
-        option = "leave out VLLM_USE_V2_MODEL_RUNNER=0"
-        if command.has_microbatches:
-            option = "leave out --enable-dbo"
-        yield Change(
-            change="Run vLLM's V2 model runner",
-            option=option,
-            reason="Gemma 4 with its module took 3.32 ms a token by V1 for 3.08 by V2 at one user, 3.57 for "
-            "3.49 at 32 (vLLM pull request 43241)",
-            gain=1.05,
-            gain_low=1.02,
-            gain_high=1.08,
-            kind="cost",
-        )
-    if command.has_prefix_cache is False and row.context_len >= LONG_PROMPT:
-        low, middle, high = (
-            (prompt_s + output_s) / ((1.0 - share) * prompt_s + output_s)
-            for share in SHARED_SHARES
-        )
-        yield Change(
-            change="Keep prompts in the prefix cache",
-            option=options_of(command).prefix_cache,
-            reason=f"each prompt of {row.context_len} tokens is read anew in {prompt_s:.2g} s; "
-            f"where half of it is shared by others, requests end so much sooner",
-            gain=middle,
-            gain_low=low,
-            gain_high=high,
-        )
-    engine = served.case.engine
-    usual = engine.scheduler.prefill_tokens
-    options = {
-        options_of(command).chunk: most,
-        "--long-prefill-token-threshold": command.prompt_part_tokens,
-    }
-    parts = {name: part for name, part in options.items() if part is not None}
-    if not parts:
-        return
-    option = min(parts, key=lambda name: parts[name])
-    most = parts[option]
-    if most >= min(usual, row.context_len):
-        return
-    groups = 1
-    if command.engine == "sglang":  # which divides it among them
-        groups = command.attention_dp_size
-    small = served.row_as(
-        engine.with_constants({"scheduler.prefill_tokens": float(most)})
-    )
-    if small is None:
-        return
-    gain = (small.decoding.ttft_s + output_s) / (prompt_s + output_s)
-    # where it is nothing to a whole request, the first token may still come sooner
-    is_of_first = gain < NOTEWORTHY
-    if is_of_first:
-        gain = small.decoding.ttft_s / prompt_s
-    setting = Change(
-        change=f"Read prompts in parts of {usual:.0f} tokens, not {most}",
-        option=f"{option} {usual * groups:.0f}",
-        reason=f"a prompt of {row.context_len} tokens then takes {format_seconds(prompt_s)} to read, "
-        f"not {format_seconds(small.decoding.ttft_s)}",
-        gain=None,
-        is_of_first_token=is_of_first,
-        kind="gain" if is_of_first else "cost",
-    )
-    yield _between(gain, gain, setting)
-
-
-def _through_host(
-    command: ServeCommand, served: Served, prompt_s: float, output_s: float
-) -> Change:
-    """NCCL's sums through the host's memory: those of prompts, whose messages are too long for the
-    engine's own kernels, and of decoding where it has none."""
-    change = "Let NCCL reach the memory of other devices"
-    option = "leave out NCCL_P2P_DISABLE=1"
-    is_decoding = sums_by_nccl(command, served) or not sums_itself(served)
-    kind: Literal["cost", "gain"] = "cost" if is_decoding else "gain"
-    if served.case.hardware.link.topology not in RINGS:
-        reason = "what NCCL sums leaves the devices' own links for the host's"
-        return Change(
-            change=change, option=option, reason=reason, gain=None, kind="cost"
-        )
-    slower_s = SLOWER_PROMPTS * prompt_s + output_s
-    if is_decoding:
-        slower_s += (SLOWER_TOKENS - 1.0) * output_s
-    most = slower_s / (prompt_s + output_s)
-    return Change(
-        change=change,
-        option=option,
-        reason="two RTX 5090s without it, and without the engine's own sums, gave 223 tokens/s for 288, and read "
-        "11,317 for 14,087 (club-3090 issue 873); devices that cannot reach each other lose nothing",
-        gain=math.sqrt(most),
-        gain_low=1.0,
-        gain_high=most,
-        kind=kind,
-    )
-
-
-def _inexact(command: ServeCommand, *, is_greedy: bool = False) -> Iterator[Change]:
-    """Settings with which a draft's output is not the target's own."""
-    speculation = command.speculation
-    if speculation is None:
-        return
-    for setting in speculation.lossy:
-        if is_greedy and setting.startswith(OF_SAMPLING):
-            continue
-        yield Change(
-            change="Accept drafts exactly",
-            option=f"leave out {setting}",
-            reason="with it drafts are accepted that the model would not have generated",
-            gain=None,
-            kind="exactness",
-        )
-
-
-def _between(first: float, second: float, setting: Change) -> Change:
-    """A cost between two estimates, of whose parts beyond 1 each is known to `HOST_ERROR`; a
-    setting of this kind never gains."""
-    width = math.exp(Z_90 * HOST_ERROR)
-    least = max(min(first, second) - 1.0, 0.0)
-    most = max(first, second, 1.0) - 1.0
-    return msgspec.structs.replace(
-        setting,
-        gain=1.0 + (least + most) / 2.0,
-        gain_low=1.0 + least / width,
-        gain_high=1.0 + most * width,
     )

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import magicdec
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError
+from magicdec.live.change import Change
 from magicdec.live.check import Check, check_command
 from magicdec.live.check_text import lines_of
 from magicdec.live.findings import AskedLoad
@@ -53,7 +54,7 @@ def planned(**options: object) -> Candidate:
     return magicdec.predict(**ASKED, **options)
 
 
-def change(result: Check, words: str) -> magicdec.live.check.Change:
+def change(result: Check, words: str) -> Change:
     return next(change for change in result.changes if words in change.change)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from magicdec.live.change import Change
 from magicdec.live.check import Check, check_command
 from magicdec.live.check_text import lines_of
 from magicdec.live.findings import AskedLoad
-from magicdec.live.settings import Change
 from magicdec.specs.serve_command import read_serve_command
 from tests.claims import claimed, idle, moved_by, unclaimed, unfounded
 

@@ -8,9 +8,9 @@ import shlex
 
 import pytest
 
+from magicdec.live.change import Change
 from magicdec.live.check import Check, check_command
 from magicdec.live.findings import AskedLoad
-from magicdec.live.settings import Change
 from magicdec.specs.serve_command import read_serve_command
 
 

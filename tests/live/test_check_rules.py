@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magicdec.live import changes, check_text, findings, options, settings
-from magicdec.live.changes import BatchAdvice, advised, changes_of_batch
+from magicdec.live import check_text, drafts, findings, options, settings
+from magicdec.live.change import Change, Served, advised
 from magicdec.live.check import Check
 from magicdec.live.findings import AskedLoad
-from magicdec.live.settings import Change
-from magicdec.schema.row import Gain
+from magicdec.live.room import AtOnce, sequences_at_once
+from magicdec.schema.row import NO_GAIN, Gain
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.serve_command import ServeCommand, Speculation, read_serve_command
 from tests.perfmodel.cases import case_of, found_of
@@ -135,42 +135,46 @@ def test_two_to_one_is_worth_a_line_and_two_percent_at_least_is_sure(
 # Gains over what runs
 
 
-def drafted_of(**fields: Any) -> changes.OwnDraft:
+def drafted_of(**fields: Any) -> Served:
     question: dict[str, Any] = {"draft": "eagle3", "acceptance_rate": 0.7, **fields}
     case = case_of(**question)
     row = found_of(**question).drafts[1].rows[0]
-    return changes.OwnDraft(row=row, case=case, option=case.options[0], notes=[])
+    return Served(row=row, case=case, option=case.options[0])
 
 
 @pytest.mark.parametrize("gen_len", [0, 200])
 def test_another_gamma_gains_what_the_plan_says(gen_len: int) -> None:
     """With the interval of decoding over the part of the time that decodes."""
     drafted = drafted_of(gen_len=gen_len, gamma=2)
-    rows = drafted.gammas(8).rows
+    rows = drafts.gammas_at(drafted, 8).rows
     assert [row.gamma for row in rows] == list(range(1, 13))
     now = rows[1]
     for other in rows[:5]:
-        over = drafted.over(other, now)
-        assert over.gain == pytest.approx(other.rate / now.rate)
-        assert over.low <= over.gain <= over.high
+        over = drafts.gain_over(drafted, other, now)
+        assert over.speedup == pytest.approx(other.rate / now.rate)
+        assert over.low <= over.speedup <= over.high
         if other is now:
             assert (over.low, over.high) == pytest.approx((1.0, 1.0), abs=1e-5)
     if gen_len:
         plain = drafted_of(gamma=2)
-        narrow = drafted.over(rows[4], now)
-        wide = plain.over(plain.gammas(8).rows[4], plain.gammas(8).rows[1])
+        narrow = drafts.gain_over(drafted, rows[4], now)
+        wide = drafts.gain_over(
+            plain,
+            drafts.gammas_at(plain, 8).rows[4],
+            drafts.gammas_at(plain, 8).rows[1],
+        )
         assert narrow.high / narrow.low < wide.high / wide.low
-    best = drafted.best_at(8)
+    best = drafts.best_gamma_at(drafted, 8)
     fastest = max(rows, key=lambda row: row.rate)
     assert best == (fastest.gamma if fastest.gain.speedup >= 1.0 else 0)
     for gamma in (1, 2, 5):
-        assert drafted.over_gamma(8, best, gamma).gain >= 1.0 - 1e-9
-    assert drafted.over_gamma(8, 3, 3) == changes.Over(1.0, 1.0, 1.0)
+        assert drafts.gain_of_gamma(drafted, 8, best, gamma).speedup >= 1.0 - 1e-9
+    assert drafts.gain_of_gamma(drafted, 8, 3, 3) == NO_GAIN
     poor = drafted_of(acceptance_rate=0.05, gamma=2)
-    own = next(row for row in poor.gammas(8).rows if row.gamma == 2)
-    assert poor.best_at(8) == 0
-    assert poor.over_gamma(8, 0, 2) == changes.over_draft(own)
-    assert poor.over_gamma(8, 2, 0).gain == own.gain.speedup
+    own = next(row for row in drafts.gammas_at(poor, 8).rows if row.gamma == 2)
+    assert drafts.best_gamma_at(poor, 8) == 0
+    assert drafts.gain_of_gamma(poor, 8, 0, 2) == drafts.gain_of_none(own)
+    assert drafts.gain_of_gamma(poor, 8, 2, 0).speedup == own.gain.speedup
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp"])
@@ -205,10 +209,10 @@ def test_users_beyond_what_fits_get_devices_and_requests_wait() -> None:
     model = load_model_spec("llama-3.1-8b")
     command = command_of("--max-num-seqs 300")
     request, _ = findings._request(command, load, model)
-    changes = changes_of_batch(command, 400, request, model)
+    at_once = sequences_at_once(command, 400, request, model)
     case = case_of(draft="none", context_lens=(8192,), gen_len=100)
     fits = int(case.largest_batches()[0])
-    devices, expected = changes.changes
+    devices, expected = (way.change for way in at_once.ways)
     assert expected.option == f"--max-num-seqs {fits}"
     assert expected.change == f"Expect {fits} sequences at once, not 300"
     assert expected.kind == "cost"
@@ -222,16 +226,17 @@ def test_users_beyond_what_fits_get_devices_and_requests_wait() -> None:
     few = command_of("--max-num-seqs 4")
     asked = AskedLoad(**fields | {"batch": 30})
     request = findings._request(few, asked, model)[0]
-    at_once = changes_of_batch(few, 30, request, model)
-    assert at_once.serves == 30
-    (wider,) = at_once.changes
+    (way,) = sequences_at_once(few, 30, request, model).ways
+    assert way.command is not None
+    assert way.command.max_num_seqs == 30
+    wider = way.change
     assert wider.change == "Serve 30 users at once, not 4"
     assert wider.option == "--max-num-seqs 30"
     assert wider.gain is not None
     assert wider.gain > 1.0
     right = AskedLoad(**fields | {"batch": 4})
     request = findings._request(few, right, model)[0]
-    assert changes_of_batch(few, 4, request, model) == BatchAdvice([], [])
+    assert sequences_at_once(few, 4, request, model) == AtOnce([], [])
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -274,7 +279,7 @@ def test_an_acceptance_that_is_given_is_of_the_commands_own_draft() -> None:
     assert (request.accept_length, request.drafted_share, request.gamma) == (2.5, 1.0, 3)  # fmt: skip
     plain, _ = findings._request(command_of(), load, model)
     assert (plain.accept_length, plain.gamma) == (None, None)
-    without = changes.without_acceptance(request, gamma=None)
+    without = findings.without_acceptance(request, gamma=None)
     for name in ("accept_length", "drafted_share", "acceptance_rate", "gamma"):
         assert getattr(without, name) is None
 
@@ -288,9 +293,9 @@ def test_a_gamma_that_is_left_to_the_engine_is_said(gamma: int | None) -> None:
     command = msgspec.structs.replace(command, speculation=own)
     load = AskedLoad(hardware="h100", batch=8)
     request, _ = findings._request(command, load, model)
-    drafted = changes.own_draft(command, request, model)
-    assert not isinstance(drafted, str)
-    is_said = any("gamma is the engine's default" in note for note in drafted.notes)
+    drafted, notes = drafts.own_draft(command, request, model)
+    assert drafted is not None
+    is_said = any("gamma is the engine's default" in note for note in notes)
     assert is_said == (gamma is None)
     assert gamma in (None, drafted.row.gamma)
 
@@ -298,9 +303,9 @@ def test_a_gamma_that_is_left_to_the_engine_is_said(gamma: int | None) -> None:
 # Settings
 
 
-def served_of(**question: Any) -> settings.Served:
+def served_of(**question: Any) -> Served:
     found = found_of(**question).drafts[-1]
-    return settings.Served(
+    return Served(
         case=case_of(**question),
         option=found.option,
         row=found.rows[0],
@@ -323,8 +328,8 @@ def test_a_slowed_row_is_slower_by_as_much_wherever_its_time_stands() -> None:
 
 def test_what_is_set_otherwise_is_compared_alike() -> None:
     alone = served_of(draft="none")
-    assert settings.costs_of(command_of(), alone).times_as_long == 1.0
-    eager = settings.costs_of(command_of("--enforce-eager"), alone).times_as_long
+    assert settings.times_as_long(command_of(), alone) == 1.0
+    eager = settings.times_as_long(command_of("--enforce-eager"), alone)
     engine = settings.with_host_times(alone.case.engine)
     row = alone.row_as(engine.as_set(settings.PathOptions(enforce_eager=True)))
     assert row is not None
@@ -347,21 +352,22 @@ def test_a_setting_costs_what_the_server_gains_without_it(one: str, other: str) 
     drafter is of vLLM's V1 runner, the one of dense models before 0.25."""
     served = served_of(draft="eagle3", gamma=2, acceptance_rate=0.7, engine="vllm@0.24")
 
-    def as_set(*options: str) -> settings.SettingCosts:
+    def as_set(*options: str) -> tuple[float, list[Change]]:
         config: dict[str, Any] = {"method": "eagle3", "model": "a/b", "num_speculative_tokens": 2}  # fmt: skip
         if "eager drafter" in options:
             config["enforce_eager"] = True
         written = [option for option in options if option != "eager drafter"]
         command = command_of(*written, f"--speculative-config '{json.dumps(config)}'")
         command = msgspec.structs.replace(command, version="0.24.0")
-        return settings.costs_of(command, served)
+        times = settings.times_as_long(command, served)
+        return times, settings.costs_of(command, served)
 
-    both = as_set(one, other)
-    gains = sorted(change.gain or 0.0 for change in both.changes if change.kind == "cost")  # fmt: skip
+    both_times, costs = as_set(one, other)
+    gains = sorted(change.gain or 0.0 for change in costs if change.kind == "cost")  # fmt: skip
     assert len(gains) == 2
     expected = []
     for left in (one, other):
-        expected.append(both.times_as_long / as_set(left).times_as_long)
+        expected.append(both_times / as_set(left)[0])
     assert gains == pytest.approx(sorted(expected), rel=1e-6)
 
 

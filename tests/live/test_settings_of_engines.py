@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from magicdec.live.check import users_in_cache
+from magicdec.live.change import Change, Served
 from magicdec.live.findings import AskedLoad, _on_command, _request
-from magicdec.live.settings import Change, Served, costs_of
+from magicdec.live.room import users_in_cache
+from magicdec.live.settings import costs_of, times_as_long
 from magicdec.perfmodel.plan.request import Case, PlanRequest
 from magicdec.perfmodel.planner import answered
 from magicdec.specs.catalog import load_model_spec
@@ -54,8 +55,8 @@ def priced(text: str, *, hardware: str = "h100", draft: str = "none") -> Priced:
     row = answer.document.best
     option = None if draft == "none" else answer.case.option_of(row)
     served = Served(case=answer.case, option=option, row=row)
-    costs = costs_of(command, served)
-    return Priced(row.between_tokens_s * costs.times_as_long, costs.changes)
+    times = times_as_long(command, served)
+    return Priced(row.between_tokens_s * times, costs_of(command, served))
 
 
 def of_sglang(version: str, words: str, variable: str = "") -> str:
@@ -452,7 +453,7 @@ def test_thresholds_lose_nothing_where_the_check_is_greedy():
         answer = answered(asked, load_model_spec(request.model), [])[0][0]
         row = answer.document.best
         served = Served(case=answer.case, option=answer.case.option_of(row), row=row)
-        kinds = [change.kind for change in costs_of(command, served).changes]
+        kinds = [change.kind for change in costs_of(command, served)]
         assert kinds.count("exactness") == count
 
 
