@@ -302,10 +302,12 @@ class EngineHybrids(EngineTable, frozen=True, kw_only=True):
 
     hybrid_layer_s: float = 0.0
     """Host time per layer of a speculative step that no whole captured graph replays."""
-    hybrid_layer_weight: float = 1.0
-    """How surely that time bounds a step, in its logarithm: 1, it does; 0, it never does."""
+    metadata_s: float = 0.0
+    """Host time of a step with a head whose layer has a cache of its own, beside that of groups."""
+    group_s: float = 0.0
+    """Host time of preparing one group of recurrent layers."""
     hybrid_layer_error: float = 0.0
-    """One standard deviation of the time that it adds, as a share of what a whole bound would add."""
+    """One standard deviation of the time that they add, as a share of it."""
     hybrid_mixtures: bool = False
     """Whether it is added to steps of a mixture of experts with a trained head on several ranks."""
 
