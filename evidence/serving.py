@@ -55,6 +55,7 @@ from magicdec.perfmodel.step import StepTerms, step_terms
 from magicdec.schema.comparison import ErrorSummary
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.formats import format_name
 from magicdec.specs.names import model_name
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import OWN_METHOD, SamplingSpec, SpeculationSpec
@@ -65,7 +66,6 @@ from magicdec.validate.rows import (
     Size,
     columns,
     engine_name,
-    format_name,
     places,
     read_rows,
 )

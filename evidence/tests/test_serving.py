@@ -157,7 +157,7 @@ def test_names_of_publishers_and_engines_are_those_of_the_catalog(tmp_path):
         "vllm 0.12.0", "vLLM 0.12.0"
     )
     path = write(
-        tmp_path / "x.csv", LINE, theirs.replace(",bf16,bf16,", ",float16,auto,")
+        tmp_path / "x.csv", LINE, theirs.replace(",bf16,bf16,", ",bfloat16,auto,")
     )
     ours, same = read_rows([path], ServingRow)[0]
     assert (

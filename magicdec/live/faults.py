@@ -16,6 +16,7 @@ from magicdec.live.advice import Advice, DraftedLoad, choices_at
 from magicdec.live.settings import (
     BETWEEN_STEPS,
     PIECEWISE,
+    EnginePath,
     Setting,
     with_eager_drafter,
     with_host_times,
@@ -27,7 +28,7 @@ from magicdec.perfmodel.speedup import predict
 from magicdec.specs.engine import EngineProfile
 from magicdec.units import MILLI
 
-KNOWN = {
+KNOWN: dict[str, EnginePath] = {
     "verification outside whole graphs (a downgrade to PIECEWISE in its log)": PIECEWISE,
     "scheduling between steps (asynchronous scheduling off)": BETWEEN_STEPS,
     "an eager drafter (enforce_eager)": with_eager_drafter,

@@ -90,12 +90,16 @@ GRAPHS = {
 """The path of a command's graphs, the advice, and why."""
 
 
+EnginePath = PathOptions | Callable[[EngineProfile], EngineProfile]
+"""How an engine's path differs."""
+
+
 class Setting(NamedTuple):
     """A setting that costs time or changes what is generated."""
 
     advice: Change | None
     """The advice to leave it out, with its price where no path has it; None: it cannot be left out."""
-    path: PathOptions | Callable[[EngineProfile], EngineProfile] | None = None
+    path: EnginePath | None = None
     """How the engine's path differs with it; None: it does not."""
     needs_graphs: bool = False
     """Whether it changes nothing where no graph is replayed."""

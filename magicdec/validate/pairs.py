@@ -38,6 +38,7 @@ from magicdec.perfmodel.trees import MAX_TREE
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.engine_path import PathOptions
+from magicdec.specs.formats import format_name, is_weight_format
 from magicdec.specs.names import model_name
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import (
@@ -51,13 +52,11 @@ from magicdec.specs.speculation import (
 )
 from magicdec.units import MILLI
 from magicdec.validate.rows import (
-    FORMATS,
     NEWEST,
     Count,
     Length,
     Positive,
     engine_name,
-    format_name,
     weight_format,
 )
 
@@ -426,9 +425,7 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if kind not in OWN_METHOD:
             name = self._draft_model_name(kind)
             spec = SpeculationSpec(draft=name, draft_method="full", gamma=self.gamma)
-            return _StatedDraft(
-                spec, model=name, weight_dtype=self._draft_model_format()
-            )
+            return _StatedDraft(spec, model=name, weight_dtype=self._stated_format())
         spec = SpeculationSpec(
             draft=kind, draft_method=kind, gamma=self.gamma, tree=self.tree
         )
@@ -443,16 +440,8 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def _stated_format(self) -> str:
         """The number format of the draft's weights that the details name, or ""."""
-        for word, dtype in FORMATS.items():
-            if word in self._detail:
-                return dtype
-        return ""
-
-    def _draft_model_format(self) -> str:
-        stated = self._stated_format()
-        if not stated and "fp8" in self._detail:
-            return "fp8"
-        return stated
+        formats = map(format_name, re.split(r"\W+", self._detail))
+        return next(filter(is_weight_format, formats), "")
 
     def _draft_model_name(self, kind: str) -> str:
         words = [self.draft]

@@ -18,6 +18,7 @@ from magicdec.counts import Array
 from magicdec.errors import ConfigError, MagicdecError, unknown_choice
 from magicdec.files import read_csv
 from magicdec.specs.engine import engine_names
+from magicdec.specs.formats import format_name
 from magicdec.specs.model import ModelSpec
 from magicdec.units import format_count
 
@@ -33,36 +34,6 @@ Size = Annotated[float, msgspec.Meta(ge=1, le=LARGEST_FIGURE)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=LARGEST_FIGURE)]
 NEWEST = "9999"
 """The version of a row that states none."""
-FORMATS = {
-    "fp16": "bf16",
-    "float16": "bf16",
-    "bfloat16": "bf16",
-    "half": "bf16",
-    "auto": "bf16",
-    "16bit": "bf16",
-    "float32": "fp32",
-    "awq": "int4",
-    "gptq": "int4",
-    "w4a16": "int4",
-    "awq_int4": "int4",
-    "gptq_int4": "int4",
-    "int4_awq": "int4",
-    "int4_gptq": "int4",
-    "awq_marlin": "int4",
-    "gptq_marlin": "int4",
-    "w8a16": "int8",
-    "w8a8": "int8",
-    "w8a8_int8": "int8",
-    "w8a8_fp8": "fp8",
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
-    "float8": "fp8",
-    "fp8_dynamic": "fp8",
-    "fp8_per_tensor": "fp8",
-    "fp8_blockwise": "fp8_block",
-    "fp4": "nvfp4",
-}
-"""Number formats by the names that sources use, and the format that is priced."""
 
 
 def published(*names: str) -> list[Path]:
@@ -145,7 +116,8 @@ def row_of(line: Line, kind: type[T]) -> T:
     if missing:
         names = ", ".join(missing)
         raise ConfigError(f"column '{names}' is missing or empty")
-    filled = {column: text for column, text in line.items() if text}
+    # "auto" leaves a format to the engine, as an empty cell does
+    filled = {column: text for column, text in line.items() if text not in ("", "auto")}
     try:
         return msgspec.convert(filled, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -228,11 +200,6 @@ def engine_name(text: str) -> str:
     if name not in engine_names():
         raise unknown_choice("engine", text, engine_names())
     return name
-
-
-def format_name(text: str) -> str:
-    """The number format that is priced under this name."""
-    return FORMATS.get(text.lower(), text.lower())
 
 
 def weight_format(model: ModelSpec, text: str) -> str:

@@ -131,7 +131,7 @@ def test_times_follow_the_scales_that_a_configuration_names(name, weights, bits)
     ("stated", "name"),
     [("awq_marlin", "int4"), ("GPTQ", "int4"), ("bitsandbytes", "bnb4"), ("Q4_K_M", "q4_k_m"),
      ("modelopt_fp4", "nvfp4"), ("int8_per_token_head", "int8"), ("odd", "odd"),
-     ("MXFP4", "mxfp4"), ("auto-round", "int4"), ("q6_k@27GB", "q6_k@27GB")],
+     ("MXFP4", "mxfp4"), ("W8A16", "int8"), ("FP8-dynamic", "fp8"), ("auto-round", "int4"), ("q6_k@27GB", "q6_k@27GB")],
 )  # fmt: skip
 def test_formats_go_by_their_engines_names(stated, name):
     assert format_name(stated) == name
