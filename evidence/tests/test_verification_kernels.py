@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,13 @@ from typing import Any
 import numpy as np
 
 from magicdec.perfmodel.kernels.attention import Attended, AttentionCurve
+from magicdec.perfmodel.kernels.latents import (
+    LATENT_FLOPS_PER_PAIR,
+    LATENT_ROW,
+    LatentCurve,
+    Latents,
+    latent_seconds,
+)
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms
@@ -78,6 +86,62 @@ def test_a_source_that_no_constant_was_fitted_to() -> None:
             ratios.append(said * float(row["decode_ms"]) / float(row["verify_ms"]))
     assert len(ratios) == 4
     assert np.all(np.abs(np.array(ratios) - 1.0) <= 0.26)
+
+
+def latents_us(device: str, kernel: str, kv_dtype: str, *numbers: Any) -> Any:
+    """`numbers`: sequences, query tokens, context, heads."""
+    hw = load_hardware(device)
+    law = tables().kernels[kernel]
+    curve = LatentCurve if law.is_timed else AttentionCurve
+    work = Latents(*numbers, LATENT_ROW, LATENT_FLOPS_PER_PAIR, kv_dtype)
+    time = latent_seconds(curve.of(hw, kv_dtype), hw, work, "own", law)
+    return 1e6 * time.time_s
+
+
+def test_several_tokens_over_latents_take_what_their_kernel_s_law_says() -> None:
+    """Nothing is fitted to these rows. A single sequence of up to 1,000k is beyond every table: of it the order
+    of two kernels holds."""
+    ratios = []
+    alone: dict[Any, dict[str, tuple[float, float]]] = defaultdict(dict)
+    for row in read(DATA / "kernels/latent_verification.csv"):
+        names = ("batch", "query_tokens", "context", "num_heads")
+        numbers = [float(row[name]) for name in names]
+        said = latents_us(row["device"], row["kernel"], row["kv_dtype"], *numbers)
+        measured = float(row["verify_us"])
+        if numbers[0] >= 8:
+            ratios.append(float(said) / measured)
+        elif numbers[1] > 1 and numbers[2] >= 500e3:
+            cell = alone[row["kv_dtype"], numbers[2]]
+            cell[row["kernel"]] = (float(said), measured)
+    errors = np.abs(np.array(ratios) - 1.0)
+    assert np.median(errors) < 0.1
+    assert np.max(errors) < 0.3
+    assert len(alone) == 4
+    for cell in alone.values():
+        apart, folded = cell["trtllm-gen-mla"], cell["folded-mla"]
+        assert apart[0] > folded[0]
+        assert apart[1] > folded[1]
+
+
+def test_triton_over_latents_on_the_one_card_where_it_was_timed() -> None:
+    """SGLang 0.5.14's table of an L40S: only the rate of a block is of it, by up to 16 heads."""
+    with gzip.open(DATA / "kernels/mla_decode.csv.gz", "rt", encoding="utf-8") as file:
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if row["device"] == "l40s-48gb"
+            and row["scope"] == "attention kernel"
+            and "SGLang" in row["source"]
+            and int(row["kv_len"]) >= 1024
+        ]
+    batch, kv_len, heads, measured = (
+        np.array([float(row[name]) for row in rows])
+        for name in ("batch_size", "kv_len", "num_heads", "latency_us")
+    )
+    said = latents_us("l40s", "triton-mla", "bf16", batch, 1.0, kv_len, heads)
+    errors = np.abs(said / measured - 1.0)
+    assert np.mean(errors[heads <= 16]) < 0.15
+    assert np.mean(errors[heads > 16]) < 0.3
 
 
 def step_ms(row: dict[str, str]) -> float:

@@ -44,6 +44,7 @@ from magicdec.perfmodel.kernels.op import (
     merged,
 )
 from magicdec.perfmodel.kernels.recurrence import Recurrence, recurrence
+from magicdec.specs.attention_kernels import attention_path, latent_layer
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.layers import MixtureOfExperts
 from magicdec.specs.mixers import (
@@ -300,26 +301,46 @@ def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
         )
         return [*choosing, sparse_attention(p.at, chosen, count=count, factor=factor)]
     if not p.is_prefill:
+        layer = latent_layer(mixer, p.at.precision.kv_dtype)
+        path = attention_path(p.at.engine, p.at.hw, layer)
         work = Latents(p.batch, p.query_len, kv_len, heads, row, pairs)
-        return [latent_attention(p.at, work, count=count, factor=factor)]
-    size = mixer.qk_head_dim + mixer.v_head_dim
+        if not any(law.expands for law in path.laws):
+            return [latent_attention(p.at, work, count=count, factor=factor)]
+        one = np.where(p.query_len > 1, 0.0, count)
+        absorbed = latent_attention(p.at, work, count=one, factor=factor)
+        several = _expanded(mixer, p, kv_len, count=count - one, factor=factor)
+        return [absorbed, *several]
     curve = PrefillCurve.known(p.at.hw)
     if curve is not None:
         expanded = Attention(
             num_heads=mixer.num_heads,
             num_kv_heads=mixer.num_heads,
-            head_dim=size // 2,
+            head_dim=mixer.expanded_size,
         )
         return [_prefill(expanded, p, curve, count=count)]
     by_head = Attended(
-        p.batch,
-        p.query_len,
-        kv_len,
-        heads,
-        heads,
-        size / 2.0,
+        p.batch, p.query_len, kv_len, heads, heads, float(mixer.expanded_size)
     )
     return [attention(p.at, by_head, count=count, factor=factor, is_prefill=True)]
+
+
+def _expanded(
+    mixer: LatentAttention, p: Pass, kv_len: Any, *, count: Any, factor: Any
+) -> list[Op]:
+    """Keys and values of each head for the whole context, made anew, and attention to them."""
+    at = p.at._replace(
+        precision=msgspec.structs.replace(p.at.precision, kv_dtype="bf16")
+    )
+    heads = mixer.num_heads / p.tp
+    outputs = heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
+    rows = p.batch * kv_len
+    expanding = linear(
+        "expand", at, m=rows, n=outputs, k=mixer.kv_lora_rank, count=count
+    )
+    by_head = Attended(
+        p.batch, p.query_len, kv_len, heads, heads, float(mixer.expanded_size)
+    )
+    return [expanding, attention(at, by_head, count=count, factor=factor)]
 
 
 def _recurrence(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:

@@ -15,9 +15,17 @@ import msgspec
 from magicdec.files import converted, read_toml
 from magicdec.specs.device import Device, bytes_per_element
 from magicdec.specs.engine import EngineProfile, is_within
-from magicdec.specs.mixers import Attention
+from magicdec.specs.mixers import Attention, LatentAttention
 from magicdec.specs.model import ModelSpec
 
+Sort = Literal["heads", "latents", "chosen"]
+"""A layer's attention: of heads over keys and values, of all heads over latents, or over latents
+that an indexer chose."""
+SORTS: dict[Sort, str] = {
+    "heads": "heads' keys and values",
+    "latents": "latents",
+    "chosen": "chosen latents",
+}
 KERNELS_FILE = Path(__file__).resolve().parent / "data" / "attention_kernels.toml"
 
 
@@ -28,6 +36,14 @@ class KernelLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     title: str
     packs: bool = True
     """Whether the heads of a KV head share tiles; else each head has tiles of its own."""
+    packs_tokens: bool = True
+    """Whether query tokens share tiles; else each token has tiles of its own."""
+    expands: bool = False
+    """Whether several tokens of latent attention expand the whole context to keys and values of each
+    head, and attend head by head, as prompts do."""
+    is_timed: bool = True
+    """Whether a device's curve of latents, timed in TensorRT-LLM, is of it; else ordinary attention's
+    curve with these tiles, for one token too."""
     splits_to: float = math.inf
     """Most query tokens with which a sequence's context is split over blocks."""
     splits_single_heads: bool = True
@@ -53,21 +69,52 @@ class KernelLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Where its code, or a timing, shows it."""
 
 
+class AttentionLayer(NamedTuple):
+    """The properties of a layer of attention by which a backend takes it."""
+
+    kv_dtype: str = "bf16"
+    head_dim: float = 128
+    has_sinks: bool = False
+    mixed_heads: bool = False
+    """Whether its model's layers differ in head size, as Gemma 4's do."""
+    sort: Sort = "heads"
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row that holds for an engine's versions on some generations of devices."""
+    """A row that holds for an engine's versions and some layers on some generations of devices."""
 
     engine: str
+    of: Sort = "heads"
     on: str = ""
     """Generations; empty: any."""
     since: str = ""
     before: str = ""
+    caches: str = ""
+    """Formats of the cache; empty: any."""
+    heads_above: int = 0
+    """Head sizes above it; 0: any."""
+    has_sinks: bool = False
+    """Whether it is of layers with sinks alone."""
+    mixed_heads: bool = False
+    """Whether it is of models whose layers differ in head size alone."""
     address: str = ""
 
-    def holds(self, engine: str, version: str, generation: str) -> bool:
+    def is_there(self, engine: str, version: str, generation: str) -> bool:
         """Whether it is of a version ("": the newest) there."""
         if engine != self.engine or (self.on and generation not in self.on.split()):
             return False
         return is_within(version, self.since, self.before)
+
+    def takes(self, layer: AttentionLayer) -> bool:
+        """Whether it is of such layers."""
+        is_of_cache = not self.caches or layer.kv_dtype in self.caches.split()
+        return (
+            layer.sort == self.of
+            and is_of_cache
+            and layer.head_dim > self.heads_above
+            and (layer.has_sinks or not self.has_sinks)
+            and (layer.mixed_heads or not self.mixed_heads)
+        )
 
 
 class BackendRow(Row, frozen=True, kw_only=True):
@@ -77,6 +124,8 @@ class BackendRow(Row, frozen=True, kw_only=True):
     kernel: str
     or_kernel: str = ""
     """Another that may be the one."""
+    one_token: str = ""
+    """The kernel of one token, where it is another."""
     graphs: Literal["whole", "one_token"] = "whole"
     costs: str = ""
     """Its price where another is the default, in words."""
@@ -86,8 +135,6 @@ class DefaultRow(Row, frozen=True, kw_only=True):
     """The backends that are tried, in this order."""
 
     backends: tuple[str, ...]
-    mixed_heads: bool = False
-    """Whether it is of models whose layers differ in head size alone."""
 
 
 class Refusal(Row, frozen=True, kw_only=True):
@@ -95,14 +142,6 @@ class Refusal(Row, frozen=True, kw_only=True):
 
     backend: str
     says: str
-    caches: str = ""
-    """Formats of the cache that it is of; empty: any."""
-    heads_above: int = 0
-    """Head sizes above it; 0: any."""
-    has_sinks: bool = False
-    """Whether it is of layers with sinks alone."""
-    mixed_heads: bool = False
-    """Whether it is of models whose layers differ in head size alone."""
 
 
 class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,25 +153,21 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     refusals: list[Refusal]
 
 
-class AttentionLayer(NamedTuple):
-    """The properties of a layer of attention by which a backend takes it."""
-
-    kv_dtype: str = "bf16"
-    head_dim: float = 128
-    has_sinks: bool = False
-    mixed_heads: bool = False
-    """Whether its model's layers differ in head size, as Gemma 4's do."""
+def latent_layer(mixer: LatentAttention, kv_dtype: str) -> AttentionLayer:
+    sort: Sort = "latents" if mixer.indexer is None else "chosen"
+    return AttentionLayer(kv_dtype, float(mixer.latent_size), sort=sort)
 
 
 def layers_of(model: ModelSpec, kv_dtype: str) -> list[AttentionLayer]:
-    """The sorts of a model's layers of attention over caches, but those of latents."""
-    layers = {
-        AttentionLayer(
-            kv_dtype, float(mixer.head_dim), mixer.sinks, model.mixes_head_sizes
-        ): None
-        for mixer, _ in model.mixers
-        if isinstance(mixer, Attention)
-    }
+    """The sorts of a model's layers of attention over caches."""
+    layers: dict[AttentionLayer, None] = {}
+    for mixer, _ in model.mixers:
+        if isinstance(mixer, Attention):
+            head_dim = float(mixer.head_dim)
+            mixed = model.mixes_head_sizes
+            layers[AttentionLayer(kv_dtype, head_dim, mixer.sinks, mixed)] = None
+        elif isinstance(mixer, LatentAttention):
+            layers[latent_layer(mixer, kv_dtype)] = None
     return list(layers)
 
 
@@ -147,10 +182,12 @@ class AttentionPath(NamedTuple):
     """Chance that a pass of several tokens replays no whole captured graph with it."""
     costs: str = ""
     """Its price where another is the default, in words."""
+    one_token: KernelLaw | None = None
+    """The law of one token, where it is another's."""
 
     def splits(self, query_len: float) -> bool:
         """Whether it splits the context for so many query tokens."""
-        return all(query_len <= law.splits_to for law in self.laws)
+        return not any(law.expands or query_len > law.splits_to for law in self.laws)
 
 
 @lru_cache(maxsize=1)
@@ -200,11 +237,15 @@ def _chosen(
         if refusal_of(engine, version, generation, layer, backend) is not None:
             continue
         for row in tables().backends:
-            if row.backend == backend and row.holds(engine, version, generation):
+            is_there = row.is_there(engine, version, generation)
+            if row.backend == backend and is_there and row.takes(layer):
                 names = filter(None, (row.kernel, row.or_kernel))
                 laws = tuple(tables().kernels[name] for name in names)
                 loses = 1.0 if row.graphs == "one_token" else 0.0
-                return AttentionPath(backend, laws, loses, row.costs)
+                one = tables().kernels[row.one_token] if row.one_token else None
+                return AttentionPath(backend, laws, loses, row.costs, one)
+    if layer.sort != "heads":
+        return AttentionPath("", (tables().kernels["packed"],))
     either = (tables().kernels["packed"], tables().kernels["fa2"])
     narrow = bytes_per_element(layer.kv_dtype) < 2.0
     return AttentionPath("", either, 0.5 if narrow else 0.0)
@@ -233,8 +274,7 @@ def _listed(
 ) -> tuple[str, ...]:
     """The backends that an engine tries for a layer on a device, in its order."""
     for row in tables().defaults:
-        is_of_model = layer.mixed_heads or not row.mixed_heads
-        if is_of_model and row.holds(engine, version, generation):
+        if row.is_there(engine, version, generation) and row.takes(layer):
             return row.backends
     return ()
 
@@ -246,7 +286,7 @@ def known_backends(engine: EngineProfile, hw: Device) -> list[str]:
     names = dict.fromkeys(
         row.backend
         for row in tables().backends
-        if row.holds(of_engine, engine.version, generation)
+        if row.is_there(of_engine, engine.version, generation)
     )
     return list(names)
 
@@ -256,12 +296,15 @@ def refusal_of(
 ) -> Refusal | None:
     """Why a backend does not take a layer; None: it does, as far as is known."""
     for row in tables().refusals:
-        if row.backend != backend or not row.holds(engine, version, generation):
-            continue
-        is_of_cache = not row.caches or layer.kv_dtype in row.caches.split()
-        is_of_heads = layer.head_dim > row.heads_above
-        is_of_sinks = layer.has_sinks or not row.has_sinks
-        is_of_model = layer.mixed_heads or not row.mixed_heads
-        if is_of_cache and is_of_heads and is_of_sinks and is_of_model:
+        is_there = row.is_there(engine, version, generation)
+        if row.backend == backend and is_there and row.takes(layer):
             return row
+    sorts = {
+        row.of
+        for row in tables().backends
+        if row.backend == backend and row.is_there(engine, version, generation)
+    }
+    if sorts and layer.sort not in sorts:
+        says = f"it has no kernel for attention over {SORTS[layer.sort]}"
+        return Refusal(engine=engine, backend=backend, says=says)
     return None

@@ -316,6 +316,11 @@ class LatentAttention(Attending, frozen=True, kw_only=True, tag="latent_attentio
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
+    def expanded_size(self) -> int:
+        """Mean width of a head's keys and values, expanded."""
+        return (self.qk_head_dim + self.v_head_dim) // 2
+
+    @property
     def latent_size(self) -> int:
         """Numbers kept per token."""
         return self.kv_lora_rank + self.qk_rope_head_dim

@@ -9,6 +9,7 @@ from magicdec.specs.attention_kernels import (
     AttentionLayer,
     attention_path,
     layers_of,
+    refusal_of,
     splitting_backend,
     tables,
 )
@@ -46,6 +47,18 @@ CHOSEN = [
     ("sglang", "a100", AttentionLayer(head_dim=512, mixed_heads=True), "triton", True),
     ("sglang@0.5.2", "b200", AttentionLayer(), "flashinfer", True),
     ("trtllm", "a100", AttentionLayer(), "TRTLLM", True),
+    ("vllm", "h100", AttentionLayer("bf16", 576, sort="latents"), "FLASH_ATTN_MLA", True),
+    ("vllm", "h100", AttentionLayer("fp8", 576, sort="latents"), "FLASHMLA", True),
+    ("vllm@0.14", "b200", AttentionLayer("bf16", 576, sort="latents"), "CUTLASS_MLA", False),
+    ("vllm@0.15", "b200", AttentionLayer("bf16", 576, sort="latents"), "FLASHINFER_MLA", True),
+    ("vllm@0.30", "a100", AttentionLayer("bf16", 576, sort="latents"), "TRITON_MLA", False),
+    ("vllm@0.32", "rtx-5090", AttentionLayer("bf16", 576, sort="latents"), "TRITON_MLA", True),
+    ("vllm@0.15", "h200", AttentionLayer("bf16", 576, sort="chosen"), "FLASHMLA_SPARSE", False),
+    ("vllm@0.24", "b200", AttentionLayer("fp8", 576, sort="chosen"), "FLASHINFER_MLA_SPARSE", True),
+    ("sglang", "h200", AttentionLayer("bf16", 576, sort="latents"), "fa3", True),
+    ("sglang", "b200", AttentionLayer("bf16", 576, sort="latents"), "trtllm_mla", True),
+    ("sglang@0.5.2", "b200", AttentionLayer("bf16", 576, sort="latents"), "flashinfer", True),
+    ("sglang", "rtx-5090", AttentionLayer("bf16", 576, sort="latents"), "triton", True),
 ]  # fmt: skip
 
 
@@ -71,6 +84,27 @@ def test_a_backend_that_is_asked_for_runs_where_it_takes_the_layer():
     assert engine.of_draft.paths.attention_backend == ""
     older = load_engine("vllm@0.21").as_set(PathOptions(attention_backend="FLASHINFER"))
     assert older.of_draft.paths.attention_backend == "FLASHINFER"
+
+
+def test_a_backend_of_heads_refuses_latents_and_one_of_latents_heads():
+    latents = AttentionLayer("bf16", 576, sort="latents")
+    refusal = refusal_of("vllm", "0.32", "hopper", latents, "FLASHINFER")
+    assert refusal is not None
+    assert "latents" in refusal.says
+    refusal = refusal_of("vllm", "0.32", "hopper", AttentionLayer(), "FLASHMLA")
+    assert refusal is not None
+    assert "keys and values" in refusal.says
+    assert refusal_of("vllm", "0.32", "hopper", latents, "FLASHMLA") is None
+    assert refusal_of("sglang", "0.5.23", "hopper", latents, "flashinfer") is None
+
+
+def test_verification_over_an_expanded_context_is_no_splitting():
+    layers = layers_of(load_model_spec("deepseek-r1"), "fp8")
+    b200 = load_hardware("b200")
+    assert splitting_backend(load_engine("vllm@0.14"), b200, layers, 4.0) == (
+        "FLASHINFER_MLA"
+    )
+    assert splitting_backend(load_engine("vllm@0.32"), b200, layers, 4.0) == ""
 
 
 def test_nobody_knows_the_kernel_of_a_device_without_a_generation():
@@ -106,7 +140,8 @@ def test_every_row_names_a_kernel_and_every_default_a_backend():
     known = tables()
     named = {(row.engine, row.backend) for row in known.backends}
     for row in known.backends:
-        assert {row.kernel, row.or_kernel} <= {*known.kernels, ""}
+        named_kernels = {row.kernel, row.or_kernel, row.one_token}
+        assert named_kernels <= {*known.kernels, ""}
     for row in known.defaults:
         assert {(row.engine, backend) for backend in row.backends} <= named
     for row in known.refusals:

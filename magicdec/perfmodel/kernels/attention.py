@@ -287,7 +287,7 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         group = num_heads / np.maximum(num_kv_heads, 1.0)
         rows = query_len * group
         tiled = None
-        if law is not None and law.tiles:
+        if law is not None and law.tiles and tiles is None:
             tiled = _tiled(law, batch, query_len, group)
             tiles = Tiles(tiled.per_kv_head, 1.0, tiled.reads, 0.0)
         elif tiles is None:
@@ -582,6 +582,18 @@ def _last_wave(hw: Device, engine: EngineProfile, *, blocks: Any) -> Any:
     )
 
 
+def either_of(times: Sequence[OpTime]) -> OpTime:
+    """The time where either of two kernels may run: the geometric mean of both, each one standard
+    deviation away."""
+    first, *others = times
+    for other in others:
+        middle_s = np.sqrt(first.time_s * other.time_s)
+        apart = np.abs(np.log(other.time_s / first.time_s)) / 2.0
+        spread_s = np.hypot(first.spread_s, middle_s * apart)
+        first = first._replace(time_s=middle_s, spread_s=spread_s)
+    return first
+
+
 def attention(
     at: Where,
     work: Attended,
@@ -592,8 +604,7 @@ def attention(
 ) -> Op:
     """`count` layers of attention of `query_len` tokens per sequence over `kv_len` cached ones, or
     a window of them. Prompts fill whatever tiles a kernel has; latents are expanded for them to keys
-    and values of each head. Where either of two kernels may run the time is the geometric mean of
-    both, each one standard deviation away."""
+    and values of each head."""
     hw, engine, precision = at
     kv_dtype = precision.kv_dtype
     curve = AttentionCurve.of(hw, kv_dtype)
@@ -634,14 +645,7 @@ def attention(
             kv_dtype, float(work.head_dim), work.has_sinks, work.mixed_heads
         )
         laws = attention_path(engine, hw, layer).laws
-    first, *others = (curve.seconds(hw, work._replace(law=law)) for law in laws)
-    time = first
-    for other in others:
-        middle_s = np.sqrt(first.time_s * other.time_s)
-        apart = np.abs(np.log(other.time_s / first.time_s)) / 2.0
-        time = first._replace(
-            time_s=middle_s, spread_s=np.hypot(first.spread_s, middle_s * apart)
-        )
+    time = either_of([curve.seconds(hw, work._replace(law=law)) for law in laws])
     basis = AttentionCurve.basis(hw, "attention", work, precision.narrow_cache)
     return operation(
         "attention",

@@ -24,6 +24,7 @@ from magicdec.perfmodel.kernels.attention import (
     AttentionCurve,
     KvReads,
     Tiles,
+    either_of,
 )
 from magicdec.perfmodel.kernels.base import (
     KernelCurve,
@@ -39,6 +40,7 @@ from magicdec.perfmodel.kernels.base import (
     waves,
 )
 from magicdec.perfmodel.kernels.op import Cost, Op, OpTime, Where, operation
+from magicdec.specs.attention_kernels import AttentionLayer, KernelLaw, attention_path
 from magicdec.specs.device import Device
 
 
@@ -90,48 +92,56 @@ def latent_seconds(
     hw: Device,
     work: Latents,
     working_set: WorkingSet = None,
+    law: KernelLaw | None = None,
 ) -> OpTime:
-    """Grouped-query attention over one KV head, of the same bytes and FLOPs; several query tokens
-    are to the kernel as many times the heads."""
+    """Grouped-query attention over one KV head, of the same bytes and FLOPs."""
     heads = (
         as_array(work.num_heads)
         * as_array(work.flops_per_pair)
         / (2.0 * as_array(work.row))
     )
-    row = as_array(work.row) / 2.0
     alike = Attended(
         work.batch,
         work.query_len,
         work.kv_len,
         heads,
         1.0,
-        row,
+        as_array(work.row) / 2.0,
         work.kv_dtype,
         work.kv_reads,
+        law,
     )
-    return AttentionCurve.seconds(curve, hw, alike, working_set, _tiles(curve, work))
+    tiles = _tiles(curve, work, law)
+    return AttentionCurve.seconds(curve, hw, alike, working_set, tiles)
 
 
-def _tiles(curve: AttentionCurve, work: Latents) -> Tiles | None:
-    """Rows are padded to whole tiles, but not in a kernel of narrow ones."""
-    if curve.tile_rows <= 0:
-        return None
+def _tiles(curve: AttentionCurve, work: Latents, law: KernelLaw | None) -> Tiles | None:
+    """By the kernel's law, or as in the one that was timed. Rows are padded to whole tiles, but not
+    in a kernel of narrow ones."""
     heads = as_array(work.num_heads)
     query_len = as_array(work.query_len)
     rows = np.maximum(heads * query_len, 1e-9)
-    if curve.narrow_heads > 0:
-        is_narrow = heads <= curve.narrow_heads
-        size = np.where(is_narrow, curve.narrow_tile_rows, curve.tile_rows)
+    is_narrow = heads <= curve.narrow_heads
+    size: Any = np.where(is_narrow, curve.narrow_tile_rows, curve.tile_rows)
+    packs = True
+    packs_tokens = curve.narrow_heads <= 0
+    reread = curve.tile_traffic
+    if law is not None and law.tiles:
+        is_narrow, size = np.False_, law.tiles[-1]
+        packs, packs_tokens = law.packs, law.packs_tokens
+        reread = max(reread, law.reread)
+    elif curve.tile_rows <= 0:
+        return None
+    if packs and packs_tokens:
+        count = np.ceil(rows / size)
+    elif packs:
         count = query_len * np.ceil(heads / size)
-        padding = np.where(is_narrow, 1.0, count * size / rows)
     else:
-        count = np.ceil(rows / curve.tile_rows)
-        padding = count * curve.tile_rows / rows
-    reads = 1.0 + curve.tile_traffic * np.maximum(count - 1.0, 0.0)
-    partial_bytes = (
-        np.minimum(rows, curve.tile_rows) * as_array(work.row) * PARTIAL_BYTES
-    )
-    return Tiles(count, padding, reads, partial_bytes)
+        count = heads * np.ceil(query_len / size)
+    padding = np.where(is_narrow, 1.0, count * size / rows)
+    reads = 1.0 + reread * np.maximum(count - 1.0, 0.0)
+    part_rows = np.minimum(rows, np.maximum(curve.tile_rows, size))
+    return Tiles(count, padding, reads, part_rows * as_array(work.row) * PARTIAL_BYTES)
 
 
 class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
@@ -174,7 +184,7 @@ class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
 
     @classmethod
     def may_borrow(cls, hw: Device, donor: Device, variant: str) -> bool:
-        return False
+        return hw.generation == donor.generation
 
     def table_seconds(self, hw: Device, work: Latents) -> Array:
         return latent_seconds(self, hw, work, "own").time_s
@@ -261,20 +271,32 @@ def latent_attention(
         kv_bytes=batch * kv_len * work.row * precision.kv_bytes * reads,
     )
     kv_dtype = precision.kv_dtype
-    own = None
-    if name == "attention":
-        own = LatentCurve.known(hw, kv_dtype)
-    curve: AttentionCurve
+    ordinary = AttentionCurve.of(hw, kv_dtype)
+    own = LatentCurve.known(hw, kv_dtype) if name == "attention" else None
     if own is None:
         factor = factor * engine.kernels.attention_factor
-        curve = AttentionCurve.of(hw, kv_dtype)
-    else:
-        curve = own
     work = work._replace(kv_dtype=kv_dtype, kv_reads=engine.kernels.kv_reads)
-    time = latent_seconds(curve, hw, work)
-    basis = unmeasured(name)
+
+    def seconds(law: KernelLaw | None) -> OpTime:
+        curve = ordinary
+        if own is not None and (law is None or law.is_timed):
+            curve = own
+        return latent_seconds(curve, hw, work, law=law)
+
     if name == "attention":
+        layer = AttentionLayer(kv_dtype, float(work.row), sort="latents")
+        path = attention_path(engine, hw, layer)
+        time = either_of([seconds(law) for law in path.laws])
+        if path.one_token is not None:
+            pairs = zip(time, seconds(path.one_token), strict=True)
+            is_one = query_len <= 1.0
+            time = OpTime(*(np.where(is_one, one, several) for several, one in pairs))
         basis = LatentCurve.basis(hw, name, work, precision.narrow_cache)
+        if not all(law.is_timed for law in path.laws):
+            basis = unmeasured(name, "carried over")
+    else:
+        time = seconds(None)
+        basis = unmeasured(name)
     return operation(
         name,
         "attention",

@@ -263,9 +263,10 @@ def _kernels_notes(cases: list[Case]) -> Iterator[str]:
                     "contexts a draft may pay or not"
                 )
             elif len(path.laws) > 1:
+                titles = " or ".join(dict.fromkeys(law.title for law in path.laws))
                 yield (
-                    f"the tile that {path.laws[0].title} takes in a captured graph depends on its release, and "
-                    f"no server on {name} tells it: the interval holds both"
+                    f"how {titles} takes several tokens depends on its release, and no server on {name} "
+                    "tells it: the interval holds both"
                 )
             elif path.loses_graphs:
                 yield (
