@@ -24,6 +24,7 @@ from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.kv_cache import TokenStorage
 from magicdec.runtime.layers import (
     ColumnParallelLinear,
+    GroupedLinear,
     Router,
     RowParallelLinear,
     ShardedExperts,
@@ -490,12 +491,20 @@ class Builder:
         experts = f"{prefix}.experts"
         matrices = EXPERT_MATRICES[names.expert]
         are_stacked = names.experts != "each" and not self._has_apart(experts, matrices)
-        mlps = []
+        products: list[GroupedLinear] = []
         for i in range(count):
             if are_stacked:
-                mlps.append(self._stacked_expert(experts, i, kind))
+                mlp = self._stacked_expert(experts, i, kind)
             else:
-                mlps.append(self._mlp(f"{experts}.{i}", kind.expert, SINGLE, matrices))
+                mlp = self._mlp(f"{experts}.{i}", kind.expert, SINGLE, matrices)
+            linears = (mlp.gate_up, mlp.down)
+            if not products:
+                products = [_room_for(count, linear) for linear in linears]
+            for grouped, linear in zip(products, linears, strict=True):
+                grouped.weight_EFK[i] = linear.weight
+                if grouped.bias_EF is not None and linear.bias is not None:
+                    grouped.bias_EF[i] = linear.bias
+        gate_up, down = products
         shared = None
         if kind.shared is not None:
             shared = self._mlp(f"{prefix}.{names.shared}", kind.shared, SINGLE)
@@ -506,7 +515,8 @@ class Builder:
             )
         return ShardedExperts(
             router=self._router(prefix, kind),
-            experts=mlps,
+            gate_up=gate_up,
+            down=down,
             tp=self._tp,
             shared=shared,
             shared_gate_1H=shared_gate,
@@ -525,7 +535,7 @@ class Builder:
         name = f"{prefix}.{names.router}"
         bias = None
         if kind.router_bias:
-            bias = self._read(f"{name}.bias", (count,))
+            bias = self._read(f"{name}.bias", (count,)).float()
         correction = None
         if kind.correction_bias:
             shape: tuple[int, ...] = (count,)
@@ -533,9 +543,10 @@ class Builder:
                 shape = (1, count)
             stored = self._read(f"{prefix}.{names.correction_bias}", shape)
             correction = stored.float().flatten()
+        weight = self._read(f"{name}.weight", (count, self._spec.hidden_size))
         return Router(
             kind=kind,
-            weight_EH=self._read(f"{name}.weight", (count, self._spec.hidden_size)),
+            weight_EH=weight.float(),
             bias_E=bias,
             correction_E=correction,
         )
@@ -566,7 +577,7 @@ class Builder:
             down_bias = None
         return layers.ShardedMLP(
             gate_up=ColumnParallelLinear(weight=gate_up, bias=gate_up_bias),
-            down=RowParallelLinear(weight=down.contiguous(), bias=down_bias, tp=SINGLE),
+            down=RowParallelLinear(weight=down, bias=down_bias, tp=SINGLE),
             activation=kind.activation,
             gated=kind.gated,
         )
@@ -669,6 +680,15 @@ class _HeadRows(NamedTuple):
     def total(self) -> int:
         """Rows of all heads."""
         return self.num_heads * self.size
+
+
+def _room_for(count: int, linear: ColumnParallelLinear) -> GroupedLinear:
+    """Products of so many experts, all like this one's, to be filled in."""
+    bias = None
+    if linear.bias is not None:
+        bias = linear.bias.new_empty(count, *linear.bias.shape)
+    weight = linear.weight.new_empty(count, *linear.weight.shape)
+    return GroupedLinear(weight_EFK=weight, bias_EF=bias)
 
 
 def first_stored(prefixes: Sequence[str], ending: str, source: TensorSource) -> str:

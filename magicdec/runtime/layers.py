@@ -4,15 +4,17 @@ What lies between two matrix products is one kernel on a GPU, where each launch 
 (kernels/triton_fused.py), and plain torch elsewhere.
 
 Shape suffixes: B sequences, T query tokens, H hidden, V vocabulary of this shard, N query and key
-heads of this shard, D head_dim, M tokens, E experts, C chosen experts per token, G groups of
-experts.
+heads of this shard, D head_dim, M tokens, E experts, C chosen experts per token, R = M·C choices,
+G groups of experts; F outputs and K inputs of an expert's product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -176,8 +178,13 @@ class ShardedMLP:
         gate_up = self.gate_up(x)
         if self.learned is not None:
             return self.down(self.learned(gate_up))
-        activations = GATED if self.gated else UNGATED
-        return self.down(activations[self.activation](gate_up))
+        return self.down(activated(gate_up, self.activation, gated=self.gated))
+
+
+def activated(gate_up: Tensor, activation: Activation, *, gated: bool) -> Tensor:
+    """activation(gate) · up of the two side by side, or activation(up) alone."""
+    activations = GATED if gated else UNGATED
+    return activations[activation](gate_up)
 
 
 def _gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
@@ -213,7 +220,7 @@ GATED: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Router:
-    """Chooses experts and their weights, in fp32."""
+    """Chooses experts and their weights. All its tensors are in fp32."""
 
     kind: MixtureOfExperts
     weight_EH: Tensor
@@ -225,10 +232,7 @@ class Router:
         """The chosen experts' weights and numbers, both [M, C]."""
         kind = self.kind
         num_chosen = kind.num_experts_per_tok
-        bias_E = None
-        if self.bias_E is not None:
-            bias_E = self.bias_E.float()
-        logits_ME = F.linear(x_MH.float(), self.weight_EH.float(), bias_E)
+        logits_ME = F.linear(x_MH.float(), self.weight_EH, self.bias_E)
         if kind.scoring == "sparse_mixer":
             return self._one_by_one(logits_ME)
         if kind.scoring == "softmax_of_chosen":
@@ -286,15 +290,63 @@ class Router:
         return by_group.masked_fill(is_outside, float("-inf")).flatten(1)
 
 
+class Choices(NamedTuple):
+    """The tokens' choices, C for each token in turn, by expert."""
+
+    order_R: Tensor
+    """Numbers of the choices, sorted by expert."""
+    starts: Tensor
+    """Where each expert's choices begin in `order_R`, and at last their number, [E + 1]."""
+    num_tokens: int
+    """The most choices that an expert can have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedLinear:
+    """A product of each choice with its expert's weight. One kernel on a GPU, for which the host
+    need not know who chose what; elsewhere an expert after the other."""
+
+    weight_EFK: Tensor
+    bias_EF: Tensor | None = None
+
+    def __call__(self, x: Tensor, choices: Choices) -> Tensor:
+        """The choices' outputs, [R, F], from their inputs [R, K] or their tokens' [M, K]."""
+        order_R, starts, num_tokens = choices
+        if kernels.can_fuse(x):
+            from magicdec.runtime.kernels import triton_experts
+
+            return triton_experts.grouped_product(
+                x,
+                self.weight_EFK,
+                self.bias_EF,
+                order_R,
+                starts,
+                most_rows=num_tokens,
+            )
+        inputs_RK = x[order_R // (len(order_R) // len(x))]
+        outputs = []
+        bias_F = None
+        for expert, (first, stop) in enumerate(pairwise(starts.tolist())):
+            if first == stop:
+                continue
+            if self.bias_EF is not None:
+                bias_F = self.bias_EF[expert]
+            weight_FK = self.weight_EFK[expert]
+            outputs.append(F.linear(inputs_RK[first:stop], weight_FK, bias_F))
+        sorted_RF = torch.cat(outputs)
+        return torch.empty_like(sorted_RF).index_copy_(0, order_R, sorted_RF)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShardedExperts:
     """The chosen experts' outputs by their weights, and the shared experts'. Each shard holds a
     part of every expert's width, so that one sum over the shards completes routed and shared ones
-    alike. An expert computes for the tokens that chose it, which the host has to know: no CUDA
-    graph captures it."""
+    alike."""
 
     router: Router
-    experts: Sequence[ShardedMLP]
+    gate_up: GroupedLinear
+    """As in a ShardedMLP."""
+    down: GroupedLinear
     tp: TensorParallel
     shared: ShardedMLP | None = None
     shared_gate_1H: Tensor | None = None
@@ -302,22 +354,24 @@ class ShardedExperts:
 
     def __call__(self, x_BTH: Tensor) -> Tensor:
         x_MH = x_BTH.flatten(0, -2)
+        kind = self.router.kind
         weights_MC, experts_MC = self.router(x_MH)
-        if self.shared is None:
-            output_MH = torch.zeros_like(x_MH)
-        else:
-            output_MH = self.shared(x_MH)
+        weights_MC = weights_MC.to(x_MH.dtype)
+        experts_R, order_R = experts_MC.flatten().sort()
+        bounds = torch.arange(kind.num_experts + 1, device=x_MH.device)
+        starts = torch.searchsorted(experts_R, bounds)
+        choices = Choices(order_R, starts, len(x_MH))
+        inputs = x_MH
+        if kind.scoring == "sigmoid_of_input":
+            inputs = (weights_MC[..., None] * x_MH[:, None]).flatten(0, 1)
+            weights_MC = torch.ones_like(weights_MC)
+        gate_up_RF = self.gate_up(inputs, choices)
+        inner_RF = activated(gate_up_RF, kind.activation, gated=kind.gated)
+        outputs_MCH = self.down(inner_RF, choices).view(*weights_MC.shape, -1)
+        output_MH = torch.bmm(weights_MC[:, None], outputs_MCH).squeeze(1)
+        if self.shared is not None:
+            shared_MH = self.shared(x_MH)
             if self.shared_gate_1H is not None:
-                output_MH = output_MH * F.linear(x_MH, self.shared_gate_1H).sigmoid()
-        weighs_input = self.router.kind.scoring == "sigmoid_of_input"
-        for number in experts_MC.unique().tolist():
-            expert = self.experts[number]
-            tokens, places = (experts_MC == number).nonzero(as_tuple=True)
-            weight_N1 = weights_MC[tokens, places, None].to(x_MH.dtype)
-            inputs_NH = x_MH[tokens]
-            if weighs_input:
-                outputs_NH = expert(inputs_NH * weight_N1)
-            else:
-                outputs_NH = expert(inputs_NH) * weight_N1
-            output_MH.index_add_(0, tokens, outputs_NH)
+                shared_MH = shared_MH * F.linear(x_MH, self.shared_gate_1H).sigmoid()
+            output_MH += shared_MH
         return self.tp.all_reduce(output_MH).view(x_BTH.shape)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from magicdec.runtime import kernels
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.kv_cache import TokenStorage
 from magicdec.runtime.layers import (
@@ -103,8 +104,11 @@ class Transformer:
 
     @property
     def can_capture(self) -> bool:
-        """Whether a CUDA graph can hold a pass."""
-        return self.tp.can_capture and not self.spec.is_moe
+        """Whether a CUDA graph can hold a pass. Where no kernel takes a mixture's experts together,
+        the host has to know what the router chose."""
+        weight = self.embedding.weight_VH
+        has_kernels = not self.spec.is_moe or kernels.can_fuse(weight)
+        return self.tp.can_capture and has_kernels
 
     def reserve(self, num_positions: int, *, longest: int) -> None:
         """Prepares rotations of positions 0..num_positions-1, for sequences of at most `longest`

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -19,8 +20,11 @@ from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
 from magicdec.runtime.heads.chain import Head
+from magicdec.runtime.layers import ShardedExperts
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
+from magicdec.specs.layers import MixtureOfExperts
+from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import SamplingSpec
 from tests.runtime.conftest import started, tiny_spec
 from tests.runtime.drafts import DRAFTS, TakesTurns, draft_model_for
@@ -37,6 +41,16 @@ PROMPTS = [[7, 3, 9, 1] * 6, [5, 2, 8, 4, 6]]
 
 ON_DEVICE = [name for name in DRAFTS if name != "suffix"]
 """Drafts that do not run on the host."""
+
+
+MIXTURE = tiny_spec(
+    model_type="qwen3_moe",
+    num_hidden_layers=1,
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=16,
+    head_dim=16,
+)
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +185,67 @@ def test_the_gpus_kernels_are_launched_on_its_tensors_alone(
     assert {"_split_kernel", "_weigh_kernel", "_choose_kernel"} < triton_gpu.launched
 
 
+def test_mixtures_do_too_where_a_kernel_takes_their_experts_together(
+    triton_gpu: PretendGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the host reads who chose what, and nothing is captured."""
+    monkeypatch.setattr(attention, "fastest_kernel", lambda *tensors: None)
+    model = load_model(MIXTURE, weights="random", seed=3)
+    short = {"max_new_tokens": 3}
+    expected = run(model, None, **short)
+    for has_kernel in (True, False):
+        monkeypatch.setattr(kernels, "can_fuse", lambda x, fuses=has_kernel: fuses)
+        triton_gpu.launched.clear()
+        triton_gpu.captured.clear()
+        with triton_gpu:
+            result = run(model, None, gpu=triton_gpu, **short)
+        assert bool(triton_gpu.captured) == has_kernel
+        assert ("_grouped_product_kernel" in triton_gpu.launched) == has_kernel
+        assert result.tokens == expected.tokens
+
+
+ROUTERS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "chosen": {"scoring": "softmax_of_chosen", "router_bias": True, "bias": True},
+    "groups": {
+        "scoring": "sigmoid", "num_groups": 4, "num_chosen_groups": 2, "shared_width": 24, "correction_bias": True,
+        "shared_gate": True,
+    },
+    "largest of a group": {"num_groups": 4, "num_chosen_groups": 2, "group_score": "max"},
+    "input": {"scoring": "sigmoid_of_input", "num_experts_per_tok": 1},
+    "mixer": {"scoring": "sparse_mixer"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_replayed_experts_are_chosen_anew(
+    router: str, triton_gpu: PretendGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captured for one step's tokens and replayed for another's, against an expert after the other on a CPU."""
+    kind = MixtureOfExperts(
+        **{"num_experts": 8, "num_experts_per_tok": 3, "width": 20, **ROUTERS[router]}
+    )
+    layer = structs.replace(MIXTURE.layers[0], mlp=kind)
+    spec = structs.replace(MIXTURE, layers=(layer,))
+    experts = load_model(spec, weights="random", seed=3).layers[0].mlp
+    assert isinstance(experts, ShardedExperts)
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randn(2, 3, 4, 32, generator=generator)
+    choices = [experts.router(x.flatten(0, 1))[1] for x in (first, second)]
+    assert not torch.equal(*choices)
+    expected = experts(second)
+    monkeypatch.setattr(kernels, "can_fuse", lambda x: True)
+    with triton_gpu:
+        x = triton_gpu.put(first)
+        on_device = triton_gpu.put(experts)
+        replay, output, _ = triton_gpu.capture(lambda: on_device(x), None)
+        replay()
+        x.copy_(triton_gpu.put(second))
+        replay()
+        found = output.cpu()
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("draft", [None, "topk"])
 def test_the_host_waits_once_per_step(
     draft: str | None, model: Transformer, gpu: PretendGPU
@@ -292,11 +367,15 @@ def _succeeds(work: Callable[[], Tensor]) -> bool:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("draft", [None, *ON_DEVICE])
+@pytest.mark.parametrize(
+    "target", [tiny_spec(head_dim=16), MIXTURE], ids=["dense", "mixture"]
+)
 def test_on_a_gpu_captured_steps_decode_what_plain_steps_decode(
-    draft: str | None, temperature: float
+    target: ModelSpec, draft: str | None, temperature: float
 ) -> None:
     """The same kernels in the same shapes; several gammas, and a queue."""
-    model = load_model(tiny_spec(head_dim=16), weights="random", seed=3, device="cuda")
+    model = load_model(target, weights="random", seed=3, device="cuda")
+    assert model.can_capture
     small = tiny_spec(
         name="small", hidden_size=16, num_hidden_layers=1, intermediate_size=32
     )

@@ -57,7 +57,7 @@ would make three times as many variants, each of which takes seconds to compile.
 
 
 @triton.jit
-def _dot(a, b, WIDEN: tl.constexpr):
+def dot(a, b, WIDEN: tl.constexpr):
     """Matrix product, accumulated in fp32. Triton's interpreter cannot multiply bfloat16: widened,
     it is the same.
     """
@@ -116,7 +116,7 @@ def _block_scores(
     key_mask_ND = inside_N[:, None] & (dims_D < HEAD_DIM)[None, :]
     key_N = keys + _slots(slots_N, RING) * slot_stride
     keys_ND = tl.load(key_N[:, None] + dims_D[None, :], mask=key_mask_ND, other=0.0)
-    scores_RN = _dot(query_RD, tl.trans(keys_ND), WIDEN) * scale
+    scores_RN = dot(query_RD, tl.trans(keys_ND), WIDEN) * scale
     seen_RN = (
         _is_visible(slots_N, last_R, empty_first, empty_stop, WINDOW, HAS_EMPTY)
         & inside_N[None, :]
@@ -257,7 +257,7 @@ def _split_kernel(
         weights_RN = tl.exp2(scores_RN - shift_R[:, None])
         total_R = total_R * rescale_R + tl.sum(weights_RN, axis=1)
         sum_RD = sum_RD * rescale_R[:, None]
-        sum_RD += _dot(weights_RN.to(values_ND.dtype), values_ND, WIDEN)
+        sum_RD += dot(weights_RN.to(values_ND.dtype), values_ND, WIDEN)
         highest_R = new_R
 
     is_seen_R = total_R > 0

@@ -15,6 +15,7 @@ from triton.compiler import ASTSource
 
 from magicdec.runtime.kernels import (
     triton_attention,
+    triton_experts,
     triton_fused,
     triton_sampling,
 )
@@ -81,6 +82,20 @@ def main() -> None:
         ("fp32", 90, 3584, 64),
     ):
         show_fused(dtype, capability, hidden, head_dim)
+    for dtype, capability, rows, has_bias in (
+        ("bf16", 90, 8, False),
+        ("bf16", 80, 1024, True),
+        ("bf16", 80, 32768, False),
+        ("fp16", 90, 32768, True),
+        ("fp32", 80, 32768, False),
+    ):
+        element_bytes = 4 if dtype == "fp32" else 2
+        tiling = triton_experts.product_tiling(rows, 64, element_bytes)
+        types = dict.fromkeys(("inputs", "weight", "bias", "output"), f"*{dtype}")
+        types |= dict.fromkeys(("order", "starts"), "*i64")
+        constants = {"HAS_BIAS": has_bias, "WIDEN": False, "num_stages": 3, **tiling}
+        kernel = triton_experts._grouped_product_kernel
+        show(kernel, dtype, types, constants, capability)
 
 
 def show_fused(dtype: str, capability: int, hidden: int, head_dim: int) -> None:

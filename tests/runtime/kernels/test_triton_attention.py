@@ -204,7 +204,7 @@ def test_kernels_compile_for_gpus(tmp_path: Path) -> None:
         env=environment,
     )
     compiled = [json.loads(line) for line in done.stdout.splitlines()]
-    with_products = {"_split_kernel", "_weigh_kernel"}
+    with_products = {"_split_kernel", "_weigh_kernel", "_grouped_product_kernel"}
     fused = {"_add_rms_norm_kernel", "_rotate_kernel", "_silu_mul_kernel"}
     sampling = {
         "_weigh_shares_kernel",
