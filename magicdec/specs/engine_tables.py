@@ -105,6 +105,9 @@ class EngineKernels(EngineTable, frozen=True, kw_only=True):
     fused_experts: bool = False
     """Whether a mixture's experts run in the fused kernels that hardware profiles have curves of.
     """
+    routing_kernels: float = 0.0
+    """Small kernels in each layer of a mixture, where no fused ones hold them: routing, sorting by
+    expert, weighing."""
     quantized_head: bool = False
     """Whether the head is as narrow as the other weights; else it is in 16 bits."""
     allreduce_kernels: str = ""
@@ -153,9 +156,6 @@ class EngineOverheads(EngineTable, frozen=True, kw_only=True):
     """Relative error (one standard deviation) of `draft_model_layer_s`: which passes are captured
     changes between versions.
     """
-    expert_launch_s: float = 0.0
-    """Per expert that a pass computes on its own: the host waits for the router's choice, so no graph
-    captures it."""
     head_layer_s: float = 0.0
     """Per layer of a trained head's pass, where it is launched outside captured graphs."""
     head_block_overhead_s: float = 0.0

@@ -11,7 +11,8 @@ import pytest
 from magicdec.perfmodel import forward
 from magicdec.perfmodel.drafting import draft_tp
 from magicdec.perfmodel.forward import Pass
-from magicdec.perfmodel.kernels.experts import experts_touched
+from magicdec.perfmodel.kernels.experts import RankExperts, experts, experts_touched
+from magicdec.perfmodel.kernels.gemm import ElementwiseCurve
 from magicdec.perfmodel.kernels.op import Where
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Setup
@@ -267,25 +268,43 @@ def test_a_pass_that_is_kept_is_the_one_that_was_asked_for() -> None:
     assert len({time.tobytes() for time in anew}) >= len(passes) - 2
 
 
-def test_our_runtime_launches_each_chosen_expert_and_captures_none():
-    """One token of each of 48 layers chooses 8 of 128 experts; dense models and engines with fused
-    experts wait for none."""
-    launched = {}
-    for model, engine in (
+def test_our_runtime_launches_small_kernels_around_its_experts():
+    """Each with the device's own fixed time, in each of 48 layers; dense models and engines whose fused kernels hold
+    them have none. Nothing waits for the host."""
+    fixed_s = ElementwiseCurve.of(A100).overhead_s
+    engine = load_engine("ours")
+    routing = {}
+    for model, name in (
         ("qwen3-30b-a3b", "ours"),
         ("qwen3-8b", "ours"),
         ("qwen3-30b-a3b", "vllm"),
     ):
+        spec = load_model_spec(model)
         run = forward_pass(
-            load_model_spec(model),
-            A100,
-            load_engine(engine),
-            batch=1,
-            query_len=1,
-            kv_len=100,
+            spec, A100, load_engine(name), batch=1, query_len=1, kv_len=100
         )
-        own = [op.time_s for op in run.ops if op.name == "expert launches"]
-        launched[model, engine] = float(sum(own))
-    each_s = load_engine("ours").overheads.expert_launch_s
-    assert launched.pop(("qwen3-30b-a3b", "ours")) == pytest.approx(48 * 8 * each_s)
-    assert set(launched.values()) == {0.0}
+        own = [op.overhead_s for op in run.ops if op.name == "routing"]
+        routing[model, name] = float(sum(own))
+        if name == "ours":
+            host_s = sum(op.time_s for op in run.ops if op.group == "overhead")
+            layers_s = spec.num_hidden_layers * engine.overheads.layer_overhead_s
+            passes_s = engine.overheads.forward_overhead_s
+            assert float(host_s) == pytest.approx(layers_s + passes_s)
+    launches = engine.kernels.routing_kernels
+    assert routing.pop(("qwen3-30b-a3b", "ours")) == pytest.approx(
+        48 * launches * fixed_s
+    )
+    assert set(routing.values()) == {0.0}
+
+
+def test_a_cpu_computes_one_expert_after_the_other():
+    """A token's eight of 128 take as long as eight times the only one."""
+    cpu = msgspec.structs.replace(A100, kind="cpu")
+    at = Where(cpu, load_engine("ours"), BF16)
+    eight = RankExperts(1.0, 2048, 768, 128, 8)
+    only = RankExperts(1.0, 2048, 768, 1, 1)
+    seconds = []
+    for work in (eight, only):
+        products = [op for op in experts(at, work) if op.group == "gemm"]
+        seconds.append(float(sum(op.time_s for op in products)))
+    assert seconds[0] == pytest.approx(8 * seconds[1])

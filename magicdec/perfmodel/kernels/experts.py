@@ -25,8 +25,8 @@ from magicdec.perfmodel.kernels.base import (
     as_array,
     soft_max,
 )
-from magicdec.perfmodel.kernels.gemm import linear, matrix_dtype
-from magicdec.perfmodel.kernels.op import Op, OpTime, Where, fixed, operation, total
+from magicdec.perfmodel.kernels.gemm import linear, matrix_dtype, streaming
+from magicdec.perfmodel.kernels.op import Op, OpTime, Where, operation, total
 from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
 
 FULL_ROWS = 16.0
@@ -204,10 +204,10 @@ def experts(at: Where, work: RankExperts, *, count: Any = 1.0) -> list[Op]:
     When whole experts are divided over ranks, `num_experts` and `num_experts_per_tok` are one
     rank's share, and `own_tokens` those of `tokens` whose hidden states it has itself. By the curve
     of fused kernels where the engine has them and the device's were measured; else the touched
-    experts' weights side by side, each for its share of tokens, and launched by the host where the
-    engine computes one after the other.
+    experts' weights side by side, each for its share of tokens, or on a CPU one after the other.
     """
     hw, precision = at.hw, at.precision
+    kernels = at.engine.kernels
     tokens = np.asarray(work.tokens, dtype=np.float64)
     width = work.width
     curve = experts_curve(at)
@@ -217,22 +217,30 @@ def experts(at: Where, work: RankExperts, *, count: Any = 1.0) -> list[Op]:
     touched = experts_touched(
         work.num_experts, work.num_experts_per_tok, tokens, independence
     )
-    shared = {
-        "m": tokens * work.num_experts_per_tok / np.maximum(touched, 1e-9),
-        "count": count,
-    }
+    rows = tokens * work.num_experts_per_tok / np.maximum(touched, 1e-9)
     num_inner = work.num_matrices - 1.0
+    side_by_side: Any = touched
+    products: Any = count
+    if hw.kind == "cpu" and not kernels.fused_experts:
+        side_by_side = 1.0
+        products = count * touched
+    columns = side_by_side * width
+    shared = {"m": rows, "count": products}
     parts = [
-        linear(
-            "gate_up", at, n=num_inner * touched * width, k=work.hidden_size, **shared
-        ),
-        linear("down", at, n=work.hidden_size, k=touched * width, **shared),
+        linear("gate_up", at, n=num_inner * columns, k=work.hidden_size, **shared),
+        linear("down", at, n=work.hidden_size, k=columns, **shared),
     ]
     if curve is None:
-        launch_s = at.engine.overheads.expert_launch_s
-        if launch_s:
-            host_s = count * touched * launch_s
-            parts.append(fixed("expert launches", "overhead", host_s))
+        if kernels.routing_kernels:
+            chosen = tokens * work.num_experts_per_tok * work.hidden_size
+            routing = streaming(
+                "routing",
+                at,
+                num_bytes=chosen * precision.activation_bytes,
+                num_kernels=kernels.routing_kernels,
+                count=count,
+            )
+            parts.append(routing)
         return parts
     dtype = matrix_dtype(hw, at.engine, precision)
     work = work._replace(
