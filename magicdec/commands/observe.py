@@ -18,8 +18,8 @@ from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
     from magicdec.live.http import Address
+    from magicdec.live.judgement import Judgement, ServerFacts
     from magicdec.live.observation import Observation, ServedDraft
-    from magicdec.live.show import View
 
 EPILOG = options.examples(
     "observe http://localhost:8000 --draft ngram -o acceptance.json",
@@ -120,6 +120,7 @@ def observe_command(asked: ObserveOptions) -> None:
     requested = _requested_draft(asked)
     from magicdec.live.forms import read_files
     from magicdec.live.http import parse_address
+    from magicdec.live.judgement import Judgement
     from magicdec.live.profile import weighed
 
     paths = [Path(each) for each in asked.source]
@@ -129,7 +130,7 @@ def observe_command(asked: ObserveOptions) -> None:
         observation = read_files(paths, asked.target)
     elif len(paths) > 1:
         raise ConfigError("observe takes one address, or files that are there")
-    view = _view(asked, requested)
+    facts = _facts(asked, requested)
     if observation is None:
         where = parse_address(asked.source[0])
         if asked.watch:
@@ -137,12 +138,12 @@ def observe_command(asked: ObserveOptions) -> None:
                 asked.output is None and asked.records is None,
                 "--watch shows an address, and writes nothing",
             )
-            _watch(where, view, asked)
+            _watch(where, facts, asked)
             return
         observation = _look(where, asked)
     drafted_by = agreed(requested, observation.announced)
     observation = weighed(observation, drafted_by, asked.gamma)
-    _print_observation(observation, view, asked.output_format)
+    _print_observation(Judgement(observation, facts), asked.output_format)
     require(
         not drafted_by.is_assumed or (asked.output is None and asked.records is None),
         "the log does not say what drafts: say it with --draft",
@@ -164,13 +165,13 @@ def _requested_draft(asked: ObserveOptions) -> ServedDraft | None:
     return None
 
 
-def _view(asked: ObserveOptions, draft: ServedDraft | None) -> View:
-    """The view to show, with advice where the server's device is known."""
+def _facts(asked: ObserveOptions, draft: ServedDraft | None) -> ServerFacts:
+    """What the options say of the server, with its device where advice is wanted."""
     from magicdec.live.advice import Serving
-    from magicdec.live.show import View
+    from magicdec.live.judgement import ServerFacts
     from magicdec.perfmodel.acceptance import load_profile
 
-    view = View(draft=draft, context=asked.context)
+    serving = None
     if asked.hardware is not None:
         serving = Serving(
             model=asked.model or "",
@@ -181,20 +182,22 @@ def _view(asked: ObserveOptions, draft: ServedDraft | None) -> View:
             weight_dtype=asked.weight_dtype,
             kv_dtype=asked.kv_dtype,
         )
-        view = dataclasses.replace(view, serving=serving)
+    acceptance = None
     if asked.acceptance is not None:
-        view = dataclasses.replace(view, acceptance=load_profile(asked.acceptance))
-    return view
+        acceptance = load_profile(asked.acceptance)
+    return ServerFacts(
+        draft=draft, serving=serving, acceptance=acceptance, context=asked.context
+    )
 
 
-def _print_observation(
-    observation: Observation, view: View, output_format: OutputFormat
-) -> None:
-    """Prints the lines of a view, or its document."""
+def _print_observation(judged: Judgement, output_format: OutputFormat) -> None:
+    """Prints a judged observation's lines, or its document."""
+    from magicdec.live.show import document_of, lines_of
+
     if output_format is OutputFormat.TABLE:
-        print("\n".join(view.lines(observation)))
+        print("\n".join(lines_of(judged)))
         return
-    document = view.document(observation)
+    document = document_of(judged)
     rows = (document["advice"] or {}).get("choices", [])
     require(
         output_format is OutputFormat.JSON or rows,
@@ -265,14 +268,15 @@ def _look(where: Address, asked: ObserveOptions) -> Observation:
     return observe(taken, choose_target(taken[-1], asked.target))
 
 
-def _watch(where: Address, view: View, asked: ObserveOptions) -> None:
+def _watch(where: Address, facts: ServerFacts, asked: ObserveOptions) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from magicdec.live.metrics import choose_target
+    from magicdec.live.judgement import Judgement
+    from magicdec.live.metrics import choose_target, windows
     from magicdec.live.observation import agreed, observe
     from magicdec.live.profile import weighed
-    from magicdec.live.show import trend_lines, windows
+    from magicdec.live.show import lines_of, trend_lines
 
     history: list[Observation] = []
     with Live(
@@ -298,9 +302,10 @@ def _watch(where: Address, view: View, asked: ObserveOptions) -> None:
             ):
                 try:
                     seen = observe(taken, choose_target(taken[-1], asked.target))
-                    draft = agreed(view.draft, seen.announced)
+                    draft = agreed(facts.draft, seen.announced)
                     history.append(weighed(seen, draft, asked.gamma))
-                    show(view.lines(history[-1], with_setting=False))
+                    judged = Judgement(history[-1], facts)
+                    show(lines_of(judged, with_setting=False))
                 except (ConfigError, ServerError) as error:
                     show([str(error)])  # no load yet, no draft yet, or no model yet
         except KeyboardInterrupt:

@@ -333,6 +333,43 @@ def scrapes(
         sleep(max(due - (clock() - started), 0.0))
 
 
+def windows(
+    address: Address,
+    *,
+    seconds: float,
+    interval_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+    missed: Callable[[ServerError], None] = lambda error: None,
+) -> Iterator[list[Scrape]]:
+    """After each scrape from the second on, those of the last `seconds`; for a day at most. A
+    server that answered once and does not any more is asked again, for it may be restarting:
+    `missed` is called each time.
+
+    Raises ServerError where it never answered.
+    """
+    taken: list[Scrape] = []
+    deadline = time.monotonic() + MAX_WINDOW_S
+    while time.monotonic() < deadline:
+        try:
+            for scrape in scrapes(
+                address,
+                seconds=MAX_WINDOW_S,
+                interval_s=interval_s,
+                sleep=sleep,
+            ):
+                oldest = (scrape.time_s or 0.0) - seconds
+                taken.append(scrape)
+                while (taken[0].time_s or 0.0) < oldest:
+                    del taken[0]
+                if len(taken) > 1:
+                    yield list(taken)
+        except ServerError as error:
+            if not taken:
+                raise
+            missed(error)
+            sleep(interval_s)
+
+
 def targets(scrape: Scrape) -> list[Target]:
     """Every engine of every model in a scrape. Raises ServerError where it has no known engine."""
     listed: list[Target] = []

@@ -1,252 +1,122 @@
-"""An observation in a terminal: its load, times and acceptance, the advice, notes in plain words,
-and the trend.
+"""A judged observation in a terminal, and as a document: its load, times and acceptance, the advice,
+notes in plain words, and the trend.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from magicdec.counts import CAUSES, Z_90, is_nothing, nothing_accepted
-from magicdec.errors import ConfigError, ServerError
-from magicdec.live.advice import (
-    Advice,
-    DraftedLoad,
-    Serving,
-    advise,
-    setting,
-    situation_of,
-)
-from magicdec.live.faults import ExpectedStep, expected_step, fault_of, slow_line
-from magicdec.live.http import Address
-from magicdec.live.metrics import MAX_WINDOW_S, Scrape, scrapes
-from magicdec.live.observation import Observation, ServedDraft, agreed
-from magicdec.live.profile import MIN_DRAFTS, rates, tokens_stderr
-from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
+from magicdec.counts import CAUSES, Z_90
+from magicdec.live.advice import Advice, setting
+from magicdec.live.faults import fault_of
+from magicdec.live.judgement import UNTOLD_CONTEXT, Judgement
+from magicdec.live.observation import Observation, ServedDraft
+from magicdec.live.profile import rates, tokens_stderr
 from magicdec.reports.text import table_lines
 from magicdec.units import format_seconds
 
 MISFIT = 1.5
 """A prediction of the time per token that is off by more is worth a word."""
-UNTOLD_CONTEXT = 1024.0
-"""Tokens of a sequence, where a file does not tell."""
 SHORT_DRAFT = 0.98
 """Drafts shorter than this share of gamma on average are worth a word."""
 BARS = "▁▂▃▄▅▆▇█"
 TREND_WIDTH = 60
 
 
-@dataclass(frozen=True, kw_only=True)
-class View:
-    """Chooses the lines to show. `serving` without a model takes the server's own name for it, None
-    gives no advice; `draft` None is the one that the server names."""
-
-    draft: ServedDraft | None = None
-    serving: Serving | None = None
-    acceptance: AcceptanceProfile | None = None
-    context: float | None = None
-
-    def lines(
-        self, observation: Observation, *, with_setting: bool = True
-    ) -> list[str]:
-        """Raises ConfigError where advice is asked for and cannot be given, or the server drafts
-        with another draft.
-        """
-        draft = agreed(self.draft, observation.announced)
-        lines = observation_lines(observation, draft)
-        for part in observation.parts:
-            lines.append(part_line(part))
-        fault = fault_in(observation, draft)
-        if fault:
-            return [fault, f"  {CAUSES}", *lines]
-        situation = self.situation(observation)
-        if observation.form:
-            lines = [*self.headlines(observation, situation), *lines]
-        if situation is None:
-            return lines
-        advice = advise(situation)
-        lines += advice_lines(advice, observation.counts.tpot_s)
-        if not with_setting or advice.answer == "keep":
-            return lines
-        return [*lines, setting(advice, observation.target.series.engine)]
-
-    def situation(self, observation: Observation) -> DraftedLoad | None:
-        """The load and what drafts; None where no device was given, or a file counts no drafts.
-
-        Raises ConfigError where it is not known, or no model is."""
-        if self.serving is None:
-            return None
-        counts = observation.counts
-        is_counted = observation.is_speculative and (counts.drafts or 0.0) >= MIN_DRAFTS
-        if observation.form and not is_counted and self.acceptance is None:
-            return None
-        serving = self._serving(observation)
-        context, batch = self._load(observation)
-        return situation_of(
-            observation,
-            agreed(self.draft, observation.announced),
-            serving,
-            acceptance=self.acceptance,
-            context=context,
-            batch=batch,
-        )
-
-    def _serving(self, observation: Observation) -> Serving:
-        """Raises ConfigError where neither the user nor the server names the model."""
-        assert self.serving is not None
-        model = self.serving.model or observation.target.model
-        if not model:
-            raise ConfigError(
-                "the model is not named there: give it by --model, beside --hardware"
-            )
-        return dataclasses.replace(self.serving, model=model)
-
-    def _load(self, observation: Observation) -> tuple[float | None, float | None]:
-        """Sequences' length and the batch to predict at; of a file that does not tell, usual ones."""
-        context = self.context
-        batch = None
-        if observation.form:
-            context = context or observation.context_len or UNTOLD_CONTEXT
-            batch = observation.batch_size or 1.0
-        return context, batch
-
-    def expected(
-        self, observation: Observation, situation: DraftedLoad | None
-    ) -> ExpectedStep | None:
-        """The step that a file's load should have; None where no device was given."""
-        if self.serving is None:
-            return None
-        draft = agreed(self.draft, observation.announced)
-        context, batch = self._load(observation)
-        gamma = observation.gamma or 0
-        if situation is not None:
-            setup = situation.setup
-            acceptance: AcceptanceProfile | None = situation.acceptance
-            gamma = situation.gamma
-        else:
-            named = draft if gamma else None
-            setup = self._serving(observation).setup(
-                named, observation.target.series.engine
-            )
-            acceptance = None
-            if gamma:
-                # a step takes as long whatever is accepted: any rate prices it
-                acceptance = constant_profile(
-                    0.5, draft=draft.name, draft_method=draft.method
-                )
-        return expected_step(
-            setup,
-            acceptance,
-            batch=batch or 1.0,
-            context=context or UNTOLD_CONTEXT,
-            gamma=gamma,
-            tp_size=self.serving.tp_size,
-        )
-
-    def headlines(
-        self, observation: Observation, situation: DraftedLoad | None
-    ) -> list[str]:
-        """A file in short: tokens per step, speed, the step's time against the expected
-        one, and what is wrong."""
-        counts = observation.counts
-        expected = self.expected(observation, situation)
-        step_s = counts.step_s
-        head: list[str] = []
-        if observation.is_speculative and counts.tokens_per_step is not None:
-            assumed = ", assumed" if observation.is_gamma_assumed else ""
-            of = f" ({observation.gamma} drafted{assumed})" if observation.gamma else ""
-            head.append(f"{counts.tokens_per_step:.2f} tokens per step{of}")
-        speed = observation.tokens_per_s
-        if speed:
-            batch = _value(observation.batch_size, " at batch {:.3g}")
-            head.append(f"{speed:.4g} tokens/s{batch}")
-        if step_s:
-            timed = f"a step takes {format_seconds(step_s)}"
-            if expected is not None:
-                timed += (
-                    f", {format_seconds(expected.step_s)} expected "
-                    f"({format_seconds(expected.low_s)} to {format_seconds(expected.high_s)})"
-                )
-            head.append(timed)
-        length = self.context or observation.context_len
-        if step_s and expected is not None and length is None:
-            head.append(f"sequences of {UNTOLD_CONTEXT:.0f} tokens assumed (--context)")
-        lines = []
-        if head:
-            lines.append("; ".join(head))
-        wrong = list(observation.faults)
-        if counts.accepted == 0.0 and (counts.drafts or 0.0) >= MIN_DRAFTS:
-            wrong.append(
-                f"none of {counts.drafts:.0f} drafts had a token accepted; {CAUSES}"
-            )
-        if step_s and expected is not None:
-            wrong.append(slow_line(expected, step_s, situation))
-        lines += [f"  wrong: {line}" for line in wrong if line]
+def lines_of(judged: Judgement, *, with_setting: bool = True) -> list[str]:
+    """Raises ConfigError where advice is asked for and cannot be given, or the server drafts with
+    another draft.
+    """
+    observation = judged.observation
+    lines = observation_lines(observation, judged.draft)
+    for part in observation.parts:
+        lines.append(part_line(part))
+    if judged.fault:
+        return [judged.fault, f"  {CAUSES}", *lines]
+    advice = judged.advice
+    if observation.form:
+        lines = [*headlines(judged), *lines]
+    if advice is None:
         return lines
+    lines += advice_lines(advice, observation.counts.tpot_s)
+    if with_setting and advice.answer != "keep":
+        lines.append(setting(advice, observation.target.series.engine))
+    return lines
 
-    def document(self, observation: Observation) -> dict[str, Any]:
-        """All that the lines show, as plain values; times in seconds."""
-        draft = agreed(self.draft, observation.announced)
-        counts = observation.counts
-        situation = self.situation(observation)
-        measured = None
-        if observation.is_speculative:
-            measured = rates(observation, draft)
-        acceptance_rates = []
-        if measured:
-            acceptance_rates = list(measured.rates)
-        draft_fields = None
-        if observation.is_speculative:
-            draft_fields = dataclasses.asdict(draft)
-        advised = None
-        if situation is not None:
-            advice = advise(situation)
-            advised = {
-                "answer": advice.answer,
-                "gamma": advice.best.gamma,
-                "choices": [dataclasses.asdict(choice) for choice in advice.choices],
-            }
-        return {
-            "engine": observation.target.series.engine,
-            "model": observation.target.model,
-            "window_s": observation.window_s,
-            "num_scrapes": observation.num_scrapes,
-            "num_restarts": observation.num_restarts,
-            "batch_size": observation.batch_size,
-            "context_len": observation.context_len,
-            "running": observation.load.running,
-            "waiting": observation.load.waiting,
-            "tpot_s": counts.tpot_s,
-            "ttft_s": counts.ttft_s,
-            "tokens_per_s": observation.tokens_per_s,
-            "draft": draft_fields,
-            "gamma": observation.gamma,
-            "drafted_share": observation.drafted_share,
-            "tokens_per_step": counts.tokens_per_step,
-            "acceptance_rates": acceptance_rates,
-            "fault": fault_in(observation, draft),
-            "form": observation.form,
-            "wrong": list(observation.faults),
-            "advice": advised,
-            "notes": notes(observation, draft),
+
+def headlines(judged: Judgement) -> list[str]:
+    """A file in short: tokens per step, speed, the step's time against the expected one, and what is
+    wrong."""
+    observation = judged.observation
+    counts = observation.counts
+    head: list[str] = []
+    if observation.is_speculative and counts.tokens_per_step is not None:
+        assumed = ", assumed" if observation.is_gamma_assumed else ""
+        of = f" ({observation.gamma} drafted{assumed})" if observation.gamma else ""
+        head.append(f"{counts.tokens_per_step:.2f} tokens per step{of}")
+    speed = observation.tokens_per_s
+    if speed:
+        batch = _value(observation.batch_size, " at batch {:.3g}")
+        head.append(f"{speed:.4g} tokens/s{batch}")
+    step_s = counts.step_s
+    expected = judged.expected
+    if step_s:
+        timed = f"a step takes {format_seconds(step_s)}"
+        if expected is not None:
+            timed += (
+                f", {format_seconds(expected.step_s)} expected "
+                f"({format_seconds(expected.low_s)} to {format_seconds(expected.high_s)})"
+            )
+        head.append(timed)
+    if step_s and expected is not None and judged.is_length_assumed:
+        head.append(f"sequences of {UNTOLD_CONTEXT:.0f} tokens assumed (--context)")
+    lines = ["; ".join(head)] if head else []
+    return lines + [f"  wrong: {line}" for line in judged.wrongs()]
+
+
+def document_of(judged: Judgement) -> dict[str, Any]:
+    """All that the lines show, as plain values; times in seconds."""
+    observation = judged.observation
+    counts = observation.counts
+    advice = judged.advice
+    draft_fields = None
+    measured = None
+    if observation.is_speculative:
+        draft_fields = dataclasses.asdict(judged.draft)
+        measured = rates(observation, judged.draft)
+    advised = None
+    if advice is not None:
+        advised = {
+            "answer": advice.answer,
+            "gamma": advice.best.gamma,
+            "choices": [dataclasses.asdict(choice) for choice in advice.choices],
         }
-
-
-def fault_in(observation: Observation, draft: ServedDraft) -> str:
-    """The sentence that the server's draft does not work; "" where it may."""
-    if draft.may_be_absent or not observation.is_speculative:
-        return ""
-    measured = rates(observation, draft)
-    if measured is None:
-        return ""
-    tried = measured.trials[0]
-    accepted = measured.rates[0] * tried
-    if not is_nothing(accepted, tried):
-        return ""
-    return nothing_accepted(str(draft), accepted=accepted, tried=tried)
+    return {
+        "engine": observation.target.series.engine,
+        "model": observation.target.model,
+        "window_s": observation.window_s,
+        "num_scrapes": observation.num_scrapes,
+        "num_restarts": observation.num_restarts,
+        "batch_size": observation.batch_size,
+        "context_len": observation.context_len,
+        "running": observation.load.running,
+        "waiting": observation.load.waiting,
+        "tpot_s": counts.tpot_s,
+        "ttft_s": counts.ttft_s,
+        "tokens_per_s": observation.tokens_per_s,
+        "draft": draft_fields,
+        "gamma": observation.gamma,
+        "drafted_share": observation.drafted_share,
+        "tokens_per_step": counts.tokens_per_step,
+        "acceptance_rates": list(measured.rates) if measured else [],
+        "fault": judged.fault,
+        "form": observation.form,
+        "wrong": list(observation.faults),
+        "advice": advised,
+        "notes": notes(observation, judged.draft),
+    }
 
 
 def observation_lines(observation: Observation, draft: ServedDraft) -> list[str]:
@@ -501,43 +371,6 @@ def _missing(observation: Observation) -> str:
     if observation.target.series.engine == "trtllm":
         remedy = " (return_perf_metrics and enable_iter_perf_stats add series)"
     return f"not shown by this server: {names}{remedy}"
-
-
-def windows(
-    address: Address,
-    *,
-    seconds: float,
-    interval_s: float,
-    sleep: Callable[[float], None] = time.sleep,
-    missed: Callable[[ServerError], None] = lambda error: None,
-) -> Iterator[list[Scrape]]:
-    """After each scrape from the second on, those of the last `seconds`; for a day at most. A
-    server that answered once and does not any more is asked again, for it may be restarting:
-    `missed` is called each time.
-
-    Raises ServerError where it never answered.
-    """
-    taken: list[Scrape] = []
-    deadline = time.monotonic() + MAX_WINDOW_S
-    while time.monotonic() < deadline:
-        try:
-            for scrape in scrapes(
-                address,
-                seconds=MAX_WINDOW_S,
-                interval_s=interval_s,
-                sleep=sleep,
-            ):
-                oldest = (scrape.time_s or 0.0) - seconds
-                taken.append(scrape)
-                while (taken[0].time_s or 0.0) < oldest:
-                    del taken[0]
-                if len(taken) > 1:
-                    yield list(taken)
-        except ServerError as error:
-            if not taken:
-                raise
-            missed(error)
-            sleep(interval_s)
 
 
 def trend_lines(history: Sequence[Observation]) -> list[str]:

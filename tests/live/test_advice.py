@@ -30,9 +30,9 @@ from magicdec.live.advice import (
     situation_of,
 )
 from magicdec.live.faults import fault_of
-from magicdec.live.metrics import choose_target, parse
+from magicdec.live.metrics import choose_target, parse, windows
 from magicdec.live.observation import observe, parse_draft
-from magicdec.live.show import advice_lines, bars, trend_lines, windows
+from magicdec.live.show import advice_lines, bars, trend_lines
 from magicdec.perfmodel.acceptance import constant_profile, fit_profile, save_profile
 from magicdec.perfmodel.intervals import engine_error, one_token_pass, relative_errors
 from magicdec.perfmodel.planner import PlanRequest, make_plan

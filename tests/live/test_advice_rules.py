@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magicdec.counts import Z_90
-from magicdec.live import advice, show
+from magicdec.live import advice, judgement, show
 from magicdec.live.advice import DraftedLoad, GammaChoice, Serving, choices_at
 from magicdec.live.metrics import LLAMA_CPP, NOT_TOLD, SGLANG, TRTLLM, VLLM, Target
 from magicdec.live.observation import (
@@ -317,8 +317,8 @@ def test_a_draft_of_which_nothing_is_accepted_is_a_fault_unless_it_may_be_absent
     cases = ((none, "eagle3", True), (none, "ngram", False), (some, "eagle3", False))
     for counts, draft, is_fault in cases:
         seen = observed(counts=counts, segments=(counts,))
-        assert bool(show.fault_in(seen, parse_draft(draft))) == is_fault
-    assert show.fault_in(observed(), parse_draft("eagle3")) == ""
+        assert bool(judgement.fault_in(seen, parse_draft(draft))) == is_fault
+    assert judgement.fault_in(observed(), parse_draft("eagle3")) == ""
 
 
 # Observations

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live import findings, forms, metrics, options, profile
 from magicdec.live.advice import Serving
+from magicdec.live.judgement import Judgement, ServerFacts
 from magicdec.live.metrics import VLLM, Scrape, Target
 from magicdec.live.observation import (
     CounterIncreases,
@@ -26,7 +27,7 @@ from magicdec.live.observation import (
     Observation,
     parse_draft,
 )
-from magicdec.live.show import View
+from magicdec.live.show import headlines
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.serve_command import Speculation, read_serve_command
 from magicdec.specs.serve_command.server import UNFITTED
@@ -209,38 +210,40 @@ def test_a_file_s_headline_has_its_tokens_speed_and_step() -> None:
     )
     load = MeanGauges(running=4.0)
     found = seen(counts, load=load, form="a log", unit="lines")
-    (line,) = View().headlines(found, None)
+    (line,) = headlines(Judgement(found, ServerFacts()))
     assert line == "1.90 tokens per step (2 drafted); 19 tokens/s at batch 4; a step takes 20 ms"  # fmt: skip
-    served = View(serving=SERVING, draft=parse_draft("eagle3"))
-    lines = served.headlines(found, served.situation(found))
+    served = ServerFacts(serving=SERVING, draft=parse_draft("eagle3"))
+    lines = headlines(Judgement(found, served))
     assert " expected (" in lines[0]
     assert "sequences of 1024 tokens assumed (--context)" in lines[0]
-    known = View(serving=SERVING, draft=parse_draft("eagle3"), context=300.0)
-    assert "assumed" not in known.headlines(found, None)[0]
+    known = ServerFacts(serving=SERVING, draft=parse_draft("eagle3"), context=300.0)
+    assert "assumed" not in headlines(Judgement(found, known))[0]
     assert any(line.startswith("  wrong: each step takes") for line in lines)
     none = seen(counted([0], 20), form="a log", faults=("it smokes",))
-    told = View().headlines(none, None)
+    told = headlines(Judgement(none, ServerFacts()))
     assert told[1] == "  wrong: it smokes"
     assert "none of 20 drafts had a token accepted" in told[2]
     few = seen(counted([0], 19), form="a log")
-    assert not any("none of" in line for line in View().headlines(few, None))
+    assert not any(
+        "none of" in line for line in headlines(Judgement(few, ServerFacts()))
+    )
 
 
 def test_a_file_is_predicted_at_usual_loads_where_it_does_not_tell() -> None:
     counts = counted([60, 30], 100)
-    view = View(serving=SERVING, draft=parse_draft("eagle3"))
-    assert view._load(seen(counts, form="x")) == (1024.0, 1.0)
-    assert view._load(seen(counts)) == (None, None)
+    view = ServerFacts(serving=SERVING, draft=parse_draft("eagle3"))
+    assert Judgement(seen(counts, form="x"), view).load == (1024.0, 1.0)
+    assert Judgement(seen(counts), view).load == (None, None)
     told = seen(counts, form="x", load=MeanGauges(running=7.0, context_len=99.0))
-    assert view._load(told) == (99.0, 7.0)
-    assert dataclasses.replace(view, context=5.0)._load(told) == (5.0, 7.0)
-    situation = view.situation(seen(counts, form="x"))
+    assert Judgement(told, view).load == (99.0, 7.0)
+    assert Judgement(told, dataclasses.replace(view, context=5.0)).load == (5.0, 7.0)
+    situation = Judgement(seen(counts, form="x"), view).situation
     assert situation is not None
     assert (situation.batch_size, situation.context_len, situation.gamma) == (1.0, 1024.0, 2)  # fmt: skip
-    assert View().situation(seen(counts, form="x")) is None
-    assert view.situation(seen(counted([9], 19), form="x")) is None
-    assert view.situation(seen(counted([9], 20), form="x")) is not None
-    expected = view.expected(seen(counted([9], 19), form="x"), None)
+    assert Judgement(seen(counts, form="x"), ServerFacts()).situation is None
+    assert Judgement(seen(counted([9], 19), form="x"), view).situation is None
+    assert Judgement(seen(counted([9], 20), form="x"), view).situation is not None
+    expected = Judgement(seen(counted([9], 19), form="x"), view).expected
     assert expected is not None
     assert expected.low_s <= expected.step_s <= expected.high_s
 

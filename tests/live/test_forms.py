@@ -15,9 +15,10 @@ import pytest
 from magicdec.errors import ConfigError
 from magicdec.live.advice import Serving
 from magicdec.live.forms import JSON_FORMS, TEXT_FORMS, form_of, looks_like, read_files
+from magicdec.live.judgement import Judgement, ServerFacts
 from magicdec.live.observation import agreed, parse_draft
 from magicdec.live.profile import rates, weighed
-from magicdec.live.show import View
+from magicdec.live.show import lines_of
 from tests.live.servers import Vllm, random_requests
 
 ROOT = Path(__file__).parents[2]
@@ -187,7 +188,7 @@ def test_counts_by_position_give_the_rates_of_the_steps(
 
 
 def headline(seen, **view) -> str:
-    return View(**view).lines(seen)[0]
+    return lines_of(Judgement(seen, ServerFacts(**view)))[0]
 
 
 def test_a_device_without_a_model_is_asked_for_the_model(tmp_path: Path) -> None:
@@ -195,9 +196,11 @@ def test_a_device_without_a_model_is_asked_for_the_model(tmp_path: Path) -> None
     seen = read(tmp_path, H7)
     serving = Serving(model="", hardware="h100-sxm-80gb")
     with pytest.raises(ConfigError, match="give it by --model"):
-        View(serving=serving).lines(seen)
+        lines_of(Judgement(seen, ServerFacts(serving=serving)))
     named = dataclasses.replace(serving, model="qwen3-8b")
-    assert View(serving=named, draft=parse_draft("eagle3")).lines(seen)
+    assert lines_of(
+        Judgement(seen, ServerFacts(serving=named, draft=parse_draft("eagle3")))
+    )
 
 
 class Steps:
@@ -391,7 +394,7 @@ def test_data_parallel_engines_are_summed_and_each_is_shown(tmp_path):
     assert seen.tokens_per_s == pytest.approx(
         sum(part.tokens_per_s for part in seen.parts)
     )
-    text = "\n".join(View().lines(seen))
+    text = "\n".join(lines_of(Judgement(seen, ServerFacts())))
     assert "engine 0" in text
     assert "engine 1" in text
 
@@ -405,7 +408,9 @@ def test_one_scrape_is_all_since_the_start_and_engines_are_summed(tmp_path):
     accepted = [each for request in first + second for each in request.accepted]
     assert seen.counts.tokens_per_step == pytest.approx(1 + np.mean(accepted))
     assert len(seen.parts) == 2
-    assert "since the server started" in "\n".join(View().lines(seen))
+    assert "since the server started" in "\n".join(
+        lines_of(Judgement(seen, ServerFacts()))
+    )
 
 
 @pytest.mark.parametrize("first", [0.08, 0.5, 0.7])
@@ -421,7 +426,7 @@ def test_an_engine_whose_draft_does_not_work_is_named_and_left_out(tmp_path, fir
             sound += [each for request in requests for each in request.accepted]
     draft = parse_draft("eagle3")
     seen = weighed(read(tmp_path, server.scrape()), draft)
-    lines = "\n".join(View(draft=draft).lines(seen))
+    lines = "\n".join(lines_of(Judgement(seen, ServerFacts(draft=draft))))
     assert len(seen.parts) == 3
     if first > 0.3:
         assert "of its first drafts" not in lines
@@ -465,13 +470,13 @@ def test_an_interval_whose_count_was_cut_away_is_left_out(tmp_path):
 def test_graphs_that_are_off_are_named(tmp_path):
     text = sglang(Steps()).replace("cuda graph: True", "cuda graph: False")
     seen = read(tmp_path, text)
-    assert "without a graph" in View().lines(seen)[1]
+    assert "without a graph" in lines_of(Judgement(seen, ServerFacts()))[1]
     start = (
         "WARNING 05-14 08:25:39 [compilation.py:1390] CUDAGraphMode.FULL_AND_PIECEWISE is not supported with "
         "spec-decode for attention backend FlashInferBackend; setting cudagraph_mode=PIECEWISE\n"
     )
     seen = read(tmp_path, start + v1_32(Steps()))
-    assert "PIECEWISE" in View().lines(seen)[1]
+    assert "PIECEWISE" in lines_of(Judgement(seen, ServerFacts()))[1]
 
 
 def test_a_draft_that_accepts_nothing_is_said_first_whatever_it_is(tmp_path):
@@ -503,7 +508,9 @@ def test_the_page_shows_each_form_and_what_its_sample_answers():
         assert form.name == name
         seen = read_files([SAMPLES / sample])
         seen = weighed(seen, agreed(None, seen.announced))
-        answer = "\n".join(f"    {line}" for line in View().lines(seen)[:2])
+        answer = "\n".join(
+            f"    {line}" for line in lines_of(Judgement(seen, ServerFacts()))[:2]
+        )
         assert f"| {name} | " in page
         assert f"observe docs/samples/logs/{sample}\n{answer}\n" in page
 

@@ -19,11 +19,12 @@ from magicdec.errors import ConfigError, ServerError, StorageError, closest
 from magicdec.live import engine_logs, load_results
 from magicdec.live.engine_logs import read_sglang_log, read_vllm_log
 from magicdec.live.forms import read_files, seen_in
+from magicdec.live.judgement import Judgement, ServerFacts
 from magicdec.live.llama_cpp import read_llama_log
 from magicdec.live.metrics import VLLM
 from magicdec.live.observation import CounterIncreases
 from magicdec.live.reading import Reading, Readings, observation_of
-from magicdec.live.show import View
+from magicdec.live.show import lines_of
 from magicdec.specs.families import architecture
 
 WHOLE = st.integers(1, 500).map(float)
@@ -702,5 +703,5 @@ def test_a_number_that_none_has_is_refused_or_unread(path: Path) -> None:
         except (ConfigError, ServerError):
             continue
         if seen is not None:
-            shown = "\n".join(View().lines(seen))
+            shown = "\n".join(lines_of(Judgement(seen, ServerFacts())))
             assert not re.search(r"\b(?:inf|nan)\b", shown), (found, shown)

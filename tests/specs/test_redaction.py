@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError
 from magicdec.live.forms import seen_in
-from magicdec.live.show import View
+from magicdec.live.judgement import Judgement, ServerFacts
+from magicdec.live.show import document_of, lines_of
 from magicdec.redaction import redacted
 from magicdec.specs.serve_command import read_serve_command
 
@@ -189,8 +190,8 @@ def observed(text: str) -> str:
         return str(error)
     if seen is None:
         return ""
-    view = View(draft=None)
-    return json.dumps(view.document(seen), default=str) + "\n".join(view.lines(seen))
+    judged = Judgement(seen, ServerFacts())
+    return json.dumps(document_of(judged), default=str) + "\n".join(lines_of(judged))
 
 
 def plant(
