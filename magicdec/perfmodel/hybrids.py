@@ -1,10 +1,11 @@
 """Time of speculation beyond its kernels in models with recurrent states next to attention (Gated
 DeltaNet, Mamba), where the host is slower than the device:
 
-    T_step' = max(T_step, layers · t_layer, t_metadata + recurrences · t_group)
+    T_step' = max(T_step, t_host, t_metadata + recurrences · t_group)
 
-Before vLLM 0.23 no whole captured graph replays such a step, so the host launches its layers one
-after the other (before 0.14 those of a mixture of experts with a trained head on several ranks too).
+Before vLLM 0.23 the host waits for the numbers of accepted tokens before it prepares and launches the
+next step, which takes it as long whatever the device does. Before 0.14 a mixture of experts with a
+trained head waits on several ranks too.
 
 The second bound is the host's work on caches: vLLM puts layers of one cache into groups of as many
 layers as the smallest sort of cache has, and prepares the metadata of each group in each step. A
@@ -46,23 +47,22 @@ def launched(setup: Setup, step_s: Array, tp: Any) -> list[Op]:
     hybrids = setup.engine.hybrids
     recurrent = num_recurrent_layers(setup.model)
     method = setup.speculation.draft_method
-    launching_s = hybrids.hybrid_layer_s * setup.model.num_hidden_layers
+    has_head = method in HEAD_METHODS
     if recurrent:
-        floor_s = launching_s
-        if method in HEAD_METHODS and method != "mtp":
+        floor_s = hybrids.launches_s
+        if has_head and method != "mtp":
             preparing_s = hybrids.metadata_s + hybrids.group_s * recurrent
             floor_s = max(floor_s, preparing_s)
         waiting_s = np.maximum(floor_s - step_s, 0.0)
-    else:
-        is_mixture = any(mlp.num_experts for mlp, _ in setup.model.feed_forwards)
-        if not (hybrids.hybrid_mixtures and is_mixture and method in HEAD_METHODS):
-            return []
+    elif has_head and setup.model.is_moe:
         # ranks wait for each other, so nothing hides it
-        waiting_s = np.where(np.asarray(tp) > 1, launching_s, 0.0)
+        waiting_s = np.where(np.asarray(tp) > 1, hybrids.mixture_s, 0.0)
+    else:
+        return []
     if not np.any(waiting_s):
         return []
     basis = Basis(
         kernel="launches of a hybrid's layers", source="report", relative_error=0.0
     )
     op = fixed("hybrid launches", "overhead", waiting_s, bases=(basis,))
-    return [replace(op, spread_s=hybrids.hybrid_layer_error * waiting_s)]
+    return [replace(op, spread_s=hybrids.host_error * waiting_s)]

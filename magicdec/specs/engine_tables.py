@@ -300,16 +300,16 @@ class EnginePaths(EngineTable, frozen=True, kw_only=True):
 class EngineHybrids(EngineTable, frozen=True, kw_only=True):
     """Speculation in models with recurrent states next to attention (perfmodel/hybrids.py)."""
 
-    hybrid_layer_s: float = 0.0
-    """Host time per layer of a speculative step that no whole captured graph replays."""
+    launches_s: float = 0.0
+    """Host time of a speculative step for which the host waits before it launches the next."""
     metadata_s: float = 0.0
     """Host time of a step with a head whose layer has a cache of its own, beside that of groups."""
     group_s: float = 0.0
     """Host time of preparing one group of recurrent layers."""
-    hybrid_layer_error: float = 0.0
+    host_error: float = 0.0
     """One standard deviation of the time that they add, as a share of it."""
-    hybrid_mixtures: bool = False
-    """Whether it is added to steps of a mixture of experts with a trained head on several ranks."""
+    mixture_s: float = 0.0
+    """Time added to a step of a mixture of experts with a trained head on several ranks."""
 
 
 class EngineSampling(EngineTable, frozen=True, kw_only=True):

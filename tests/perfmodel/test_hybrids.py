@@ -80,14 +80,12 @@ def test_a_head_with_a_cache_of_its_own_makes_a_group_of_every_recurrent_layer(
     assert step_ms("0.32") < 0.7 * step_ms(version)
 
 
-def test_old_versions_launch_every_layer_of_a_hybrid():
+def test_old_versions_wait_for_the_accepted_tokens_of_a_hybrid():
     given = ("h100", 4, "fp8", "bf16")
     _, old = terms_of("qwen3-next-80b-a3b", *given, "0.16", 128, 2)
     _, new = terms_of("qwen3-next-80b-a3b", *given, "0.32", 128, 2)
-    layers = load_model_spec("qwen3-next-80b-a3b").num_hidden_layers
-    floor_s = load_engine("vllm").of_version("0.16").hybrids.hybrid_layer_s * layers
-    assert float(old.step_s) == pytest.approx(floor_s)
-    assert float(new.step_s) < 0.6 * floor_s
+    assert 0.018 < float(old.step_s) < 0.025  # vLLM issue 35387
+    assert float(new.step_s) < 0.6 * float(old.step_s)
 
 
 def test_models_with_caches_alone_pay_nothing_of_it():
