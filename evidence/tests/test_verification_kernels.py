@@ -184,3 +184,37 @@ def test_the_backend_that_was_faster_is_faster() -> None:
         assert (said > 1.0) == (measured > 1.0), cell
         errors.append(abs(said / measured - 1.0))
     assert np.median(errors) < 0.3
+
+
+def test_what_a_token_of_context_costs_by_backend_on_two_r9700() -> None:
+    """Qwen3.8-27B in fp8 with its module, K 4: slopes, since the level is of the card and its link. A block's rates
+    in ROCM_ATTN, and with an fp8 cache, are of these rows; AITER's is not."""
+    lines: dict[Any, list[tuple[float, float, float]]] = defaultdict(list)
+    for row in read(DATA / "servers/context_r9700.csv"):
+        options = PathOptions(
+            attention_backend=row["backend"],
+            draft_attention_backend=row["draft_backend"],
+        )
+        setup = Setup.of(
+            "qwen3.8-27b",
+            "r9700",
+            load_engine(f"vllm@{row['version']}").as_set(options),
+            SpeculationSpec(draft="mtp", draft_method="mtp", gamma=4),
+            weight_dtype="fp8",
+            kv_dtype=row["cache"],
+        )
+        context = float(row["context"])
+        terms = step_terms(
+            setup, batch=1, kv_len=context, draft_kv_len=context, gamma=4, tp_size=2
+        )
+        line = lines[row["version"], row["backend"], row["cache"], row["draft_backend"]]
+        line.append((context, float(row["step_ms"]), 1e3 * float(terms.step_s)))
+    slopes = {}
+    for key, line in lines.items():
+        context, measured, said = np.array(line).T
+        of_measured = np.polyfit(context, measured, 1)[0]
+        slopes[key[1:3]] = np.polyfit(context, said, 1)[0] / of_measured
+    assert 0.7 < slopes["ROCM_ATTN", "bf16"] < 1.3
+    assert 0.7 < slopes["ROCM_ATTN", "fp8"] < 1.3
+    assert 0.7 < slopes["TRITON_ATTN", "fp8"] < 1.3
+    assert 0.7 < slopes["ROCM_AITER_UNIFIED_ATTN", "fp8"] < 1.3

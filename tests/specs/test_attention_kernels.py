@@ -59,6 +59,12 @@ CHOSEN = [
     ("sglang", "b200", AttentionLayer("bf16", 576, sort="latents"), "trtllm_mla", True),
     ("sglang@0.5.2", "b200", AttentionLayer("bf16", 576, sort="latents"), "flashinfer", True),
     ("sglang", "rtx-5090", AttentionLayer("bf16", 576, sort="latents"), "triton", True),
+    ("vllm@0.15", "mi300x", AttentionLayer(), "TRITON_ATTN", True),
+    ("vllm@0.20", "mi300x", AttentionLayer(), "ROCM_ATTN", True),
+    ("vllm", "mi300x", AttentionLayer(has_sinks=True), "ROCM_AITER_UNIFIED_ATTN", True),
+    ("vllm", "rx-7900-xtx", AttentionLayer(has_sinks=True), "TRITON_ATTN", True),
+    ("vllm", "mi355x", AttentionLayer("bf16", 576, sort="latents"), "ROCM_AITER_MLA", True),
+    ("sglang", "mi300x", AttentionLayer(), "aiter", True),
 ]  # fmt: skip
 
 
@@ -108,7 +114,7 @@ def test_verification_over_an_expanded_context_is_no_splitting():
 
 
 def test_nobody_knows_the_kernel_of_a_device_without_a_generation():
-    unknown = load_hardware("mi300x")
+    unknown = load_hardware("arc-pro-b70")
     laws = attention_path(load_engine("vllm"), unknown, AttentionLayer()).laws
     assert {law.packs for law in laws} == {True, False}
 

@@ -11,7 +11,7 @@ value) FLOPs.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -40,6 +40,7 @@ from magicdec.perfmodel.kernels.gemm import cache_parameters, tensor_rate
 from magicdec.perfmodel.kernels.op import Cost, Op, OpTime, Where, operation
 from magicdec.specs.attention_kernels import (
     AttentionLayer,
+    AttentionPath,
     KernelLaw,
     attention_path,
     tables,
@@ -582,16 +583,22 @@ def _last_wave(hw: Device, engine: EngineProfile, *, blocks: Any) -> Any:
     )
 
 
-def either_of(times: Sequence[OpTime]) -> OpTime:
-    """The time where either of two kernels may run: the geometric mean of both, each one standard
-    deviation away."""
-    first, *others = times
+def by_path(
+    path: AttentionPath, query_len: Any, seconds: Callable[[KernelLaw], OpTime]
+) -> OpTime:
+    """The time by a kernel's law. Where either of two may run several tokens it is the geometric mean
+    of both, each one standard deviation away."""
+    time, *others = (seconds(law) for law in path.laws)
     for other in others:
-        middle_s = np.sqrt(first.time_s * other.time_s)
-        apart = np.abs(np.log(other.time_s / first.time_s)) / 2.0
-        spread_s = np.hypot(first.spread_s, middle_s * apart)
-        first = first._replace(time_s=middle_s, spread_s=spread_s)
-    return first
+        middle_s = np.sqrt(time.time_s * other.time_s)
+        apart = np.abs(np.log(other.time_s / time.time_s)) / 2.0
+        spread_s = np.hypot(time.spread_s, middle_s * apart)
+        time = time._replace(time_s=middle_s, spread_s=spread_s)
+    if path.one_token is None:
+        return time
+    is_one = as_array(query_len) <= 1.0
+    pairs = zip(time, seconds(path.one_token), strict=True)
+    return OpTime(*(np.where(is_one, one, several) for several, one in pairs))
 
 
 def attention(
@@ -639,13 +646,17 @@ def attention(
     factor = factor * (engine.kernels.attention_factor if own is None else own)
     if not is_prefill:
         factor = factor * _last_wave(hw, engine, blocks=batch * work.num_kv_heads)
-    laws: tuple[KernelLaw, ...] = (tables().kernels["packed"],)
+    path = AttentionPath("", (tables().kernels["packed"],))
     if not is_prefill:
         layer = AttentionLayer(
             kv_dtype, float(work.head_dim), work.has_sinks, work.mixed_heads
         )
-        laws = attention_path(engine, hw, layer).laws
-    time = either_of([curve.seconds(hw, work._replace(law=law)) for law in laws])
+        path = attention_path(engine, hw, layer)
+
+    def seconds(law: KernelLaw) -> OpTime:
+        return curve.seconds(hw, work._replace(law=law))
+
+    time = by_path(path, query_len, seconds)
     basis = AttentionCurve.basis(hw, "attention", work, precision.narrow_cache)
     return operation(
         "attention",

@@ -24,7 +24,7 @@ from magicdec.perfmodel.kernels.attention import (
     AttentionCurve,
     KvReads,
     Tiles,
-    either_of,
+    by_path,
 )
 from magicdec.perfmodel.kernels.base import (
     KernelCurve,
@@ -286,11 +286,7 @@ def latent_attention(
     if name == "attention":
         layer = AttentionLayer(kv_dtype, float(work.row), sort="latents")
         path = attention_path(engine, hw, layer)
-        time = either_of([seconds(law) for law in path.laws])
-        if path.one_token is not None:
-            pairs = zip(time, seconds(path.one_token), strict=True)
-            is_one = query_len <= 1.0
-            time = OpTime(*(np.where(is_one, one, several) for several, one in pairs))
+        time = by_path(path, query_len, seconds)
         basis = LatentCurve.basis(hw, name, work, precision.narrow_cache)
         if not all(law.is_timed for law in path.laws):
             basis = unmeasured(name, "carried over")
