@@ -550,13 +550,16 @@ def test_any_words_are_a_command_or_one_line(words: list[str]) -> None:
         ),
         ("$ export TP=2\n$ vllm serve Qwen/Qwen3-8B -tp $TP", {"tp_size": 2}),
         ("(env) me@host:~/x$ vllm serve Qwen/Qwen3-8B \\\n>   --max-num-seqs 4", {"max_num_seqs": 4}),
+        ("> vllm serve Qwen/Qwen3-8B -tp 2", {"tp_size": 2}),
+        ("> $ vllm serve Qwen/Qwen3-8B \\\n>   -tp 2 \\\n> --max-num-seqs 8", {"tp_size": 2, "max_num_seqs": 8}),
+        ("It is slow:\n> ```bash\n> vllm serve Qwen/Qwen3-8B -tp 2\n> ```\n> Why?", {"tp_size": 2}),
         ("root@host:/# N=4\nroot@host:/# vllm serve Qwen/Qwen3-8B -tp $N > log.txt", {"tp_size": 4}),
     ],
 )  # fmt: skip
 def test_a_command_that_its_engine_takes_is_read(
     text: str, fields: dict[str, Any]
 ) -> None:
-    """Options before the model, an entry point, a terminal's prompts."""
+    """Options before the model, an entry point, a terminal's prompts, a quotation."""
     command = read(text)
     assert command.model == "Qwen/Qwen3-8B"
     for name, value in fields.items():

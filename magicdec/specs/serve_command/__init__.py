@@ -58,6 +58,12 @@ PROMPT = re.compile(
     re.MULTILINE,
 )
 """A terminal's prompt before a command or an option that was copied with it."""
+QUOTED = re.compile(
+    r"^[ \t]*>[^\n]*(?:(?:vllm|sglang) serve|launch_server|api_server|trtllm-serve|llama-server|docker run)",
+    re.MULTILINE,
+)
+"""A server that is started in a quotation, as mails and Markdown mark it."""
+QUOTE = re.compile(r"^[ \t]*>[ \t]?", re.MULTILINE)
 GRANTED = re.compile(
     r"--(?:gres[= ]gpu:|gpus(?:-per-(?:node|task))?[= ])(?P<name>[A-Za-z][\w-]*):(?P<count>\d{1,6})"
 )
@@ -87,6 +93,8 @@ def read_serve_command(
     if not reads_files:
         folder = None
     text = redacted(text.replace(OPEN, "").replace(CLOSE, ""))
+    if QUOTED.search(text):
+        text = QUOTE.sub("", text)
     assigned = {}
     for name, value in (values or {}).items():
         assigned[name] = redacted(f"{name}={value}").removeprefix(f"{name}=")
