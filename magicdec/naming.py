@@ -10,11 +10,11 @@ from typing import Literal, Protocol
 import msgspec
 
 ENGINE_TITLES = {
-    "vllm": "vLLM 0.32",
+    "vllm": "vLLM 0.33",
     "sglang": "SGLang 0.5.23",
     "trtllm": "TensorRT-LLM 1.2",
 }
-"""Serving engines, with the versions that exports are written for."""
+"""Serving engines, with the versions that are priced, and that exports are written for, where none is named."""
 
 
 HEADS_LISTED = "2026-11"

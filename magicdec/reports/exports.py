@@ -474,13 +474,15 @@ def _draft_ranks_note(best: Record) -> list[str]:
 
 
 def title_of(engine: str, best: Record) -> str:
-    """The engine and its version that an export is for: the usual one, or the first that runs the
+    """The engine and its version that an export is for: the usual one, or the nearest that runs the
     draft."""
-    title = ENGINE_TITLES[engine]
-    since = load_engine(engine).runs_since(best.draft, best.draft_method)
-    if version_number(since) <= version_number(title):
-        return title
-    return f"{title.rpartition(' ')[0]} {since}"
+    name, _, version = ENGINE_TITLES[engine].rpartition(" ")
+    profile = load_engine(engine)
+    newest = profile.draft(best.draft, best.draft_method).newest_version
+    if newest:
+        version = min(version, newest, key=version_number)
+    since = profile.runs_since(best.draft, best.draft_method)
+    return f"{name} {max(version, since, key=version_number)}"
 
 
 def _trtllm(plan: Deployment) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.naming import ENGINE_TITLES
 from magicdec.reports import exports
 from magicdec.schema.gamma_table import TableGamma
+from magicdec.specs.engine import load_engine
 from magicdec.specs.vllm_plugin import (
     TESTED_VERSIONS,
     VLLM_METHODS,
@@ -89,6 +89,8 @@ def test_versions_are_tested_by_their_series() -> None:
 
 def test_an_exported_command_is_one_that_the_plugin_takes() -> None:
     assert set(exports.PLUGIN_METHODS) <= set(VLLM_METHODS)
-    assert ENGINE_TITLES["vllm"].removeprefix("vLLM ") in TESTED_VERSIONS
+    for method in exports.PLUGIN_METHODS:
+        newest = load_engine("vllm").draft("self", method).newest_version
+        assert newest in TESTED_VERSIONS
     smallest = DraftSettings(draft_budget=exports.PLUGIN_SMALLEST_BUDGET)
     check_pages(smallest, page_size=exports.PLUGIN_PAGE_SIZE, max_gamma=1)
