@@ -43,7 +43,7 @@ def kernel_ms(row: dict[str, str], query_tokens: float) -> float:
     hw = load_hardware(row["device"])
     dtype = row["kv_dtype"]
     work = Attended(
-        1.0,
+        float(row.get("batch", 1.0)),
         query_tokens,
         float(row["context"]),
         float(row["num_heads"]),
@@ -86,6 +86,17 @@ def test_a_source_that_no_constant_was_fitted_to() -> None:
             ratios.append(said * float(row["decode_ms"]) / float(row["verify_ms"]))
     assert len(ratios) == 4
     assert np.all(np.abs(np.array(ratios) - 1.0) <= 0.26)
+
+
+def test_several_tokens_on_blackwell_before_and_after_they_are_packed() -> None:
+    """The rereading of a token apart is fitted to 4 tokens, nothing to 2 or to the packed kernel."""
+    rows = read(DATA / "kernels/trtllm_gen.csv")
+    errors = errors_of(rows)
+    is_apart = np.array([row["kernel"] == "trtllm-gen-apart" for row in rows])
+    is_four = np.array([row["query_tokens"] == "4" for row in rows])
+    assert np.mean(errors[is_apart & is_four]) < 0.06
+    assert np.mean(errors[is_apart & ~is_four]) < 0.2
+    assert np.mean(errors[~is_apart]) < 0.15
 
 
 def latents_us(device: str, kernel: str, kv_dtype: str, *numbers: Any) -> Any:

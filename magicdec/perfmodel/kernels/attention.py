@@ -503,11 +503,13 @@ def _tiled(law: KernelLaw, batch: Any, query_len: Any, group: Any) -> Tiled:
     in every kernel."""
     is_several = query_len > 1.0
     per_token = group
-    heads: Array = np.ones(())
+    apart: Array = np.ones(())
     if not law.packs:
         per_token = np.where(is_several, 1.0, group)
-        heads = np.where(is_several, group, 1.0)
+        apart = np.where(is_several, group, 1.0)
     rows = query_len * per_token
+    if not law.packs_tokens:
+        rows, apart = per_token, query_len
     deciding = rows
     if law.tile_of_batch:
         deciding = (batch * query_len - batch + 1.0) * per_token
@@ -515,8 +517,9 @@ def _tiled(law: KernelLaw, batch: Any, query_len: Any, group: Any) -> Tiled:
     places = np.searchsorted(sizes, np.minimum(deciding, sizes[-1]))
     size = sizes[places]
     count = np.ceil(rows / size)
-    further = np.where(is_several, count - 1.0, 0.0)
-    return Tiled(size, heads * count, 1.0 + law.reread * further, is_several)
+    reading = count if law.packs_tokens else apart * count
+    further = np.where(is_several, reading - 1.0, 0.0)
+    return Tiled(size, apart * count, 1.0 + law.reread * further, is_several)
 
 
 def tile_flops_per_s(hw: Device, law: KernelLaw) -> float:
