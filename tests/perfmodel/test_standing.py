@@ -415,3 +415,15 @@ def test_drafts_beyond_the_prediction_modules_are_multiples_of_them_in_vllm() ->
 def test_an_engine_without_an_architecture_s_modules_says_so() -> None:
     assert found("minimax-m2", "mtp").answer == "cannot start"
     assert found("minimax-m2", "mtp", engine="sglang").answer == "cannot start"
+
+
+@pytest.mark.parametrize(
+    ("model", "longest"),
+    [("qwen3.8-27b", 7), ("qwen3-14b", 7), ("qwen3-8b", 15), ("gpt-oss-120b", 15)],
+)
+def test_a_draft_without_a_name_has_the_block_of_its_targets_heads(
+    model: str, longest: int
+) -> None:
+    """z-lab/Qwen3.8-27B-DFlash2 drafts in blocks of 8 (vLLM recipes, pull request 839), the heads of
+    DeepSpec are called "block7", z-lab's of Qwen3-8B "b16"; of gpt-oss-120b's nobody says."""
+    assert found(model, "dflash").most_drafts == longest

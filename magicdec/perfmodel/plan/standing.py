@@ -147,7 +147,7 @@ def standing(asked: AskedDraft, target: ModelSpec, engine: EngineProfile) -> Sta
         return unable
     facts = HeadFacts(checkpoint="")
     if asked.model is None and asked.method in HEAD_METHODS:
-        facts = _facts(asked)
+        facts = _facts(asked, target)
     is_own_module = asked.method == "mtp" and _is_targets_own(facts, target)
     if is_own_module and not has_module(target):
         return _without_module(target)
@@ -442,6 +442,8 @@ def _situations(
         return
     if not facts.checkpoint:
         head = f"a usual {_name(asked.method)} head"
+        if facts.target is not None:
+            head = f"a {_name(asked.method)} head of {facts.target}"
     yield DraftSituation(
         MORE_THAN_BLOCK if gamma > most else FEWER_THAN_BLOCK,
         {"head": head, "most": most, "gamma": gamma},
@@ -464,8 +466,9 @@ def _rule(
     )
 
 
-def _facts(asked: AskedDraft) -> HeadFacts:
-    """The known facts of the draft's head: of the one that was given, else of its checkpoint."""
+def _facts(asked: AskedDraft, target: ModelSpec) -> HeadFacts:
+    """The known facts of the draft's head: of the one that was given, else of its checkpoint; of neither
+    the longest block of the target's heads, or the usual one."""
     if asked.head is not None:
         return facts_of_configuration(asked.checkpoint, asked.head)
     if asked.checkpoint and is_named(asked.checkpoint):
@@ -473,6 +476,10 @@ def _facts(asked: AskedDraft) -> HeadFacts:
     usual = PUBLISHED_HEADS.get(asked.method)
     if usual is None or asked.is_measured:
         return HeadFacts(checkpoint="")
+    heads = heads_of(target.name, asked.method)
+    blocks = [head.most_drafts for head in heads if head.most_drafts is not None]
+    if blocks:
+        return HeadFacts(checkpoint="", most_drafts=max(blocks), target=target.name)
     return HeadFacts(checkpoint="", most_drafts=usual.most_drafts)
 
 
