@@ -126,14 +126,16 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        if not self.server.answers(self.headers.get("Host", "")):
-            line = "this page answers on loopback only, or to --allow-host\n"
-            self._send(HTTPStatus.FORBIDDEN, PLAIN, line)
-            return
         try:
             url = urlsplit(self.path)
         except ValueError:
             self._send(HTTPStatus.BAD_REQUEST, PLAIN, "not an address\n")
+            return
+        host = self.headers.get("Host", "")
+        # a request line may name a host too, as those to a proxy do
+        if not all(map(self.server.answers, (host, url.netloc or host))):
+            line = "this page answers on loopback only, or to --allow-host\n"
+            self._send(HTTPStatus.FORBIDDEN, PLAIN, line)
             return
         if url.path not in ("/", "/plan.json"):
             self._send(HTTPStatus.NOT_FOUND, PLAIN, "not here\n")

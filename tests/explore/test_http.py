@@ -256,6 +256,13 @@ def test_a_page_of_elsewhere_cannot_ask(server: ExplorerServer) -> None:
         connection.request("GET", "/plan.json?model=none-such", headers=headers)
         assert connection.getresponse().status == expected, headers
         connection.close()
+    for host, expected in (("evil.example", 403), ("localhost", 400)):
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", server.server_address[1], timeout=60
+        )
+        connection.request("GET", f"http://{host}/plan.json?model=none-such")
+        assert connection.getresponse().status == expected, host
+        connection.close()
 
 
 def test_beyond_loopback_it_answers_to_allowed_names_only() -> None:
