@@ -164,38 +164,40 @@ def run_command(asked: RunOptions) -> None:
 
     Autoregressive and speculative runs are interleaved, in one engine and from one prefill.
     """
-    runs = [asked]
-    gamma_table: TableGamma | None = None
-    if asked.plan is not None:
-        from magicdec.measure.plan_runs import options_of_plan
-
-        planned, gamma_table = options_of_plan(asked.plan, asked.stated)
-        runs = [replace(asked, **settings) for settings in planned]
-    requests = _merge([_request(run, gamma_table) for run in runs])
-    require(
-        not asked.resume or asked.records is not None,
-        "--resume goes on with a records file; give --records too",
-    )
-    from magicdec.measure.configuration import Outputs
-
-    outputs = Outputs(
-        records=asked.records,
-        resume=asked.resume,
-        save_output=asked.save_output,
-        quiet=asked.quiet,
-    )
-    outputs.check(plan=asked.plan, prompts=Path(asked.prompts))
-    require(
-        asked.engine == "ours" or asked.save_output is None,
-        "--save-output needs --engine ours",
-    )
 
     def what_is_kept() -> str:
-        if asked.records is None or not asked.records.exists():
+        if asked.records is None:
             return "nothing is kept: --records keeps what is measured"
+        if not asked.records.exists():
+            return f"nothing was measured yet for {asked.records}"
         return f"{asked.records} keeps what was measured; --resume goes on with it"
 
     with kept(what_is_kept):
+        runs = [asked]
+        gamma_table: TableGamma | None = None
+        if asked.plan is not None:
+            from magicdec.measure.plan_runs import options_of_plan
+
+            planned, gamma_table = options_of_plan(asked.plan, asked.stated)
+            runs = [replace(asked, **settings) for settings in planned]
+        requests = _merge([_request(run, gamma_table) for run in runs])
+        require(
+            not asked.resume or asked.records is not None,
+            "--resume goes on with a records file; give --records too",
+        )
+        from magicdec.measure.configuration import Outputs
+
+        outputs = Outputs(
+            records=asked.records,
+            resume=asked.resume,
+            save_output=asked.save_output,
+            quiet=asked.quiet,
+        )
+        outputs.check(plan=asked.plan, prompts=Path(asked.prompts))
+        require(
+            asked.engine == "ours" or asked.save_output is None,
+            "--save-output needs --engine ours",
+        )
         results = _run(requests, outputs)
     if results is None:
         return  # the first of torchrun's ranks prints

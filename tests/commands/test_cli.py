@@ -151,3 +151,39 @@ def test_an_interrupted_command_says_what_is_kept(
     assert capsys.readouterr().err == (
         f"magicdec: interrupted; {said or 'nothing is kept'}\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("records", "is_there", "said"),
+    [
+        ([], False, "nothing is kept: --records keeps what is measured"),
+        (["--records", "a.jsonl"], False, "nothing was measured yet for a.jsonl"),
+        (
+            ["--records", "a.jsonl"],
+            True,
+            "a.jsonl keeps what was measured; --resume goes on with it",
+        ),
+    ],
+)
+def test_a_run_that_is_interrupted_before_its_first_record_says_what_there_is(
+    records: list[str],
+    is_there: bool,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if is_there:
+        Path("a.jsonl").write_text("{}\n")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    register_commands()
+    monkeypatch.setattr("magicdec.commands.run._request", interrupted)
+    monkeypatch.setattr(sys, "argv", ["magicdec", "run", *records])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == f"magicdec: interrupted; {said}\n"
