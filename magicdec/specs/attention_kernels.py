@@ -63,8 +63,9 @@ class KernelLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Share of reading the cache that each tile beyond the first repeats."""
     rate: float = 0.6
     """Tiles' share of the tensor cores' whole rate."""
-    block_bytes_per_s: float | None = None
-    """Bytes of the cache that one block reads in a second. None: as in the device's curve."""
+    block_numbers_per_s: float | None = None
+    """Numbers of the cache that one block takes in a second, whatever their format. None: as in the
+    device's curve."""
     address: str = ""
     """Where its code, or a timing, shows it."""
 

@@ -271,7 +271,8 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
             reads = query_len
         else:
             reads = np.minimum(query_len, 1.0)
-        row_bytes = 2.0 * head_dim * bytes_per_element(kv_dtype) * reads
+        number_bytes = bytes_per_element(kv_dtype)
+        row_bytes = 2.0 * head_dim * number_bytes * reads
         kv_bytes = batch * num_kv_heads * kv_len * row_bytes
         if kv_dtype == "fp32":
             activation_bytes = 4.0
@@ -347,6 +348,7 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
             blocks,
             kv_len,
             row_bytes,
+            number_bytes,
             can_split=can_split,
             memory_s=memory_s,
             law=law,
@@ -382,6 +384,7 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         blocks: Array,
         kv_len: Array,
         row_bytes: Array,
+        number_bytes: float,
         *,
         can_split: Any,
         memory_s: Array,
@@ -394,7 +397,8 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         stream_bytes_per_s = self.stream_ratio * hw.memory_bytes_per_s / slots
         if law is not None:
             splits = np.minimum(splits, law.max_parts)
-            stream_bytes_per_s = law.block_bytes_per_s or stream_bytes_per_s
+            if law.block_numbers_per_s is not None:
+                stream_bytes_per_s = law.block_numbers_per_s * number_bytes
         filling = blocks * splits / slots
         block_s = kv_len / splits * row_bytes / stream_bytes_per_s
         even_s = soft_max(
