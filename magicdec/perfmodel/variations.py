@@ -72,6 +72,7 @@ def for_engine(
             plan's maker has the device or acceptance profile, which has to be given again.
     """
     is_same_engine = engine == original.engine
+    engine = _of_version(original, engine)
     wanted = _chosen(original, number)
     against = _against(original, wanted, engine)
     if number is None and is_same_engine and not against:
@@ -131,6 +132,7 @@ def priced(
             "the plan's choice drafts nothing, so there is no cost to check"
         )
     device = _device(original, row, hardware)
+    engine = _of_version(original, engine)
     request = _request(original, row, engine, acceptance, device)
     request = msgspec.structs.replace(request, gamma=row.gamma)
     model = request.model
@@ -153,6 +155,12 @@ def priced(
             gen_len=float(original.request.gen_len),
         ),
     )
+
+
+def _of_version(original: Plan, engine: str) -> str:
+    """The engine in the version that the plan was made for."""
+    asked = original.request.engine or ""
+    return asked if asked.startswith(f"{engine}@") else engine
 
 
 def _against(original: Plan, row: Candidate, engine: str) -> str:

@@ -48,6 +48,8 @@ class Deployment:
     """(first batch, last batch, gamma), without gaps from batch 1 on, at the best configuration's
     context.
     """
+    version: str = ""
+    """Version of the engine that was priced; "": the newest."""
     reason: str = ""
     """Why this is not what the plan chose, where it is not."""
     receives_prompts: bool = False
@@ -169,11 +171,13 @@ def read_deployment(
     load = None
     if plan.traffic is not None:
         load = plan.traffic.best
+    asked_engine, _, version = (plan.request.engine or "").partition("@")
     return Deployment(
         model=record.model,
         best=record,
         verdict=best.verdict,
         bands=tuple(plan.choice.gammas),
+        version=version if asked_engine == plan.engine else "",
         reason=reason,
         receives_prompts=plan.request.prefill == "elsewhere",
         site=site,

@@ -84,7 +84,7 @@ def deployment_on(
     deployment = read_deployment(plan, reason=reason, site=site)
     if deployment.other_weights != "fp8" or site.published_weights is not None:
         return deployment
-    option = load_engine(engine).options.quantization
+    option = engine_of(engine, deployment).options.quantization
     return dataclasses.replace(deployment, quantization=option)
 
 
@@ -102,6 +102,26 @@ def write_settings(engine: str, deployment: Deployment) -> str:
     }
     check_engine(engine)
     return writers[engine](deployment)
+
+
+def engine_of(name: str, plan: Deployment) -> EngineProfile:
+    """The engine in the version that the plan was made for."""
+    return load_engine(f"{name}@{plan.version}" if plan.version else name)
+
+
+def title_of(engine: str, plan: Deployment) -> str:
+    """The engine and its version that an export is for: the plan's, else the usual one, or the nearest
+    that runs the draft."""
+    name, _, version = ENGINE_TITLES[engine].rpartition(" ")
+    if plan.version:
+        return f"{name} {plan.version}"
+    profile = load_engine(engine)
+    best = plan.best
+    newest = profile.draft(best.draft, best.draft_method).newest_version
+    if newest:
+        version = min(version, newest, key=version_number)
+    since = profile.runs_since(best.draft, best.draft_method)
+    return f"{name} {max(version, since, key=version_number)}"
 
 
 def head_name(engine: str, plan: Deployment, lines: list[str]) -> str:
@@ -147,9 +167,9 @@ def _vllm(plan: Deployment) -> str:
     best = plan.best
     if best.draft == "self" and best.draft_method in PLUGIN_METHODS:
         return _vllm_plugin(plan)
-    lines = heading("vllm", plan, title_of("vllm", plan.best))
+    lines = heading("vllm", plan, title_of("vllm", plan))
     words = vllm_words(plan, lines) + _vllm_limits(plan)
-    lines += unsupported(title_of("vllm", plan.best), plan)
+    lines += unsupported(title_of("vllm", plan), plan)
     if not can_speculate(plan):
         return comment(lines) + command(words)
     config = _vllm_speculation(plan, lines)
@@ -175,7 +195,7 @@ def _vllm_speculation(plan: Deployment, lines: list[str]) -> dict[str, Any]:
     gamma = best.gamma
     if by_batch:
         gamma = plan.max_gamma
-    engine = load_engine("vllm")
+    engine = engine_of("vllm", plan)
     lines += _vllm_path(engine, best.draft_method)
     config: dict[str, Any] = dict(engine.draft_call(best.draft_method))
     if best.draft_method == "ngram":
@@ -217,7 +237,7 @@ def _vllm_limits(plan: Deployment) -> Words:
     """Limits the server to what was priced: sequences at a time, captured graphs, and the formats
     of weights and cache.
     """
-    options = load_engine("vllm").options
+    options = engine_of("vllm", plan).options
     words = [[options.batch, str(plan.rank_batch)]]
     if plan.quantization:
         words.append([plan.quantization])
@@ -251,7 +271,7 @@ def _vllm_plugin(plan: Deployment) -> str:
     assert best.draft_budget is not None
     budget = max(best.draft_budget, PLUGIN_SMALLEST_BUDGET)
     lines = [
-        *heading("vllm", plan, title_of("vllm", plan.best)),
+        *heading("vllm", plan, title_of("vllm", plan)),
         "Needs magicdec's plugin: pip install 'magicdec-vllm[vllm]' in the engine's environment "
         "(docs/vllm.md). Tested on "
         "CPUs; on a GPU nothing was measured yet.",
@@ -348,8 +368,8 @@ def _lookup_lengths(plan: Deployment) -> dict[str, int]:
 
 
 def _sglang(plan: Deployment) -> str:
-    lines = heading("sglang", plan, title_of("sglang", plan.best))
-    engine = load_engine("sglang")
+    lines = heading("sglang", plan, title_of("sglang", plan))
+    engine = engine_of("sglang", plan)
     words = [
         ["python3", "-m", "sglang.launch_server"],
         ["--model-path", shlex.quote(plan.name)],
@@ -369,12 +389,12 @@ def _sglang(plan: Deployment) -> str:
         words.append(["--kv-cache-dtype", "fp8_e4m3"])
     best = plan.best
     window = engine.window_settings(best.draft, best.draft_method, best.draft_budget)
-    lines += unsupported(title_of("sglang", plan.best), plan, has_window=bool(window))
+    lines += unsupported(title_of("sglang", plan), plan, has_window=bool(window))
     if can_speculate(plan):
         words += _sglang_draft(plan, lines)
         words += kernel_words("sglang", plan)
         words += _sglang_schedule(plan, lines)
-        words += _sglang_sampling(plan.best, lines)
+        words += _sglang_sampling(plan, lines)
         if plan.synthetic_tokens is not None:
             words.insert(0, [f"SGLANG_SIMULATE_ACC_LEN={plan.synthetic_tokens:g}"])
         lines += _draft_ranks_note(plan.best)
@@ -390,7 +410,7 @@ def _sglang_draft(plan: Deployment, lines: list[str]) -> Words:
     checkpoint = ""
     if has_checkpoint(best.draft_method, plan.model):
         checkpoint = shlex.quote(head_name("sglang", plan, lines))
-    return sglang_draft(load_engine("sglang"), best, gamma, checkpoint)
+    return sglang_draft(engine_of("sglang", plan), best, gamma, checkpoint)
 
 
 def sglang_draft(
@@ -416,7 +436,7 @@ def sglang_draft(
 
 def _follows_batch(plan: Deployment) -> bool:
     """Whether SGLang has gamma follow the batch: not with attention in data parallel."""
-    options = load_engine("sglang").options
+    options = engine_of("sglang", plan).options
     is_able = options.follows_batch(plan.best.draft_method) and plan.best.dp_size == 1
     return plan.varies and is_able
 
@@ -425,7 +445,7 @@ def _sglang_schedule(plan: Deployment, lines: list[str]) -> Words:
     """Gamma by batch size, where SGLang follows it."""
     if not plan.varies:
         return []
-    option = load_engine("sglang").options.table
+    option = engine_of("sglang", plan).options.table
     if not _follows_batch(plan):
         lines.append(
             f"Not supported here: gamma by batch size ({option} is for EAGLE, EAGLE-3 and prediction "
@@ -444,14 +464,15 @@ def gammas_of_sglang(bands: Sequence[BatchBand]) -> str:
     return json.dumps(schedule)
 
 
-def _sglang_sampling(best: Record, lines: list[str]) -> Words:
+def _sglang_sampling(plan: Deployment, lines: list[str]) -> Words:
     """Sampling from the draft, where SGLang has an option for it."""
+    best = plan.best
     method = METHODS[best.draft_method]
     is_greedy = best.temperature <= 0 or method.sort == "lookup"
     if is_greedy or method.sort == "parallel":  # these sample without an option
         return []
     setting = (
-        load_engine("sglang").draft(best.draft, best.draft_method).sampling_setting
+        engine_of("sglang", plan).draft(best.draft, best.draft_method).sampling_setting
     )
     if setting:
         return [[setting]]
@@ -473,23 +494,11 @@ def _draft_ranks_note(best: Record) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 
 
-def title_of(engine: str, best: Record) -> str:
-    """The engine and its version that an export is for: the usual one, or the nearest that runs the
-    draft."""
-    name, _, version = ENGINE_TITLES[engine].rpartition(" ")
-    profile = load_engine(engine)
-    newest = profile.draft(best.draft, best.draft_method).newest_version
-    if newest:
-        version = min(version, newest, key=version_number)
-    since = profile.runs_since(best.draft, best.draft_method)
-    return f"{name} {max(version, since, key=version_number)}"
-
-
 def _trtllm(plan: Deployment) -> str:
-    lines = heading("trtllm", plan, title_of("trtllm", plan.best))
+    lines = heading("trtllm", plan, title_of("trtllm", plan))
     flags, spread = trtllm_flags(plan, lines)
-    engine = load_engine("trtllm")
-    version = title_of("trtllm", plan.best).rpartition(" ")[2]
+    engine = engine_of("trtllm", plan)
+    version = title_of("trtllm", plan).rpartition(" ")[2]
     found = unlisted_model("trtllm", version, plan.model, plan.site.architecture)
     if found is not None:
         lines.append(f"{found.says}.")
@@ -506,7 +515,7 @@ def _trtllm(plan: Deployment) -> str:
         ]
     if plan.kv_dtype == "fp8":
         body += ["kv_cache_config:", "  dtype: fp8"]
-    lines += unsupported(title_of("trtllm", plan.best), plan)
+    lines += unsupported(title_of("trtllm", plan), plan)
     if not can_speculate(plan):
         lines += _trtllm_serve(serve, has_file=bool(body))
         return comment(lines) + "".join(f"{line}\n" for line in body)
@@ -544,7 +553,7 @@ def _trtllm_schedule(plan: Deployment, lines: list[str]) -> list[str]:
     """Gamma by batch size, which TensorRT-LLM does not take for heads."""
     if not plan.varies:
         return []
-    if not load_engine("trtllm").options.follows_batch(plan.best.draft_method):
+    if not engine_of("trtllm", plan).options.follows_batch(plan.best.draft_method):
         lines.append("Not supported for heads: gamma by batch size.")
         lines += schedule_note(plan)
         return []

@@ -368,3 +368,18 @@ def test_a_spread_replica_is_written_for_each_engine(spread: str) -> None:
         assert all(each in text for each in (*wanted.split("|"), spread, "2 nodes")), (
             text
         )
+
+
+@pytest.mark.parametrize("number", [None, 2])
+def test_an_export_is_for_the_version_that_was_priced(number: int | None) -> None:
+    """The same candidate as in the plan, whatever a newer version would take for it."""
+    request = PlanRequest(
+        model="llama-3.1-8b", hardware=("h100-sxm-80gb",), engine="vllm@0.24",
+        batch_sizes=(8,), context_lens=(4096,), draft="eagle3",
+    )  # fmt: skip
+    planned = make_plan(request)
+    again = for_engine(planned, "vllm", number=number)
+    wanted = planned.best if number is None else planned.candidates[number - 1]
+    assert again.plan.best.gain.speedup == pytest.approx(wanted.gain.speedup)
+    first = export("vllm", again.plan, site=again.site).splitlines()[0]
+    assert first == "# Written by magicdec for vLLM 0.24."
