@@ -94,11 +94,9 @@ class AllHeadsNorm:
         own_means = torch.stack((queries.mean(-1), keys.mean(-1)), dim=-1)
         means = self.tp.all_reduce(own_means) / self.tp.size
         scales = torch.rsqrt(means + self.eps).to(heads_BTND.dtype)
-        num_heads = heads_BTND.shape[2]
-        counts = torch.tensor(
-            [queries.shape[-1], keys.shape[-1]], device=heads_BTND.device
-        )
-        scales_BTN = scales.repeat_interleave(counts, dim=-1, output_size=num_heads)
+        of_queries = scales[..., :1].expand_as(queries)
+        of_keys = scales[..., 1:].expand_as(keys)
+        scales_BTN = torch.cat((of_queries, of_keys), dim=-1)
         return heads_BTND * scales_BTN[..., None] * self.weight_ND
 
 

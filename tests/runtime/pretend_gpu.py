@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
+from types import CellType, FunctionType
 from typing import Any, TypeVar
 
 import pytest
@@ -171,6 +172,11 @@ class PretendGPU:
             return dataclasses.replace(value, **fields)
         if isinstance(value, tuple):
             return tuple(map(self.put, value))  # type: ignore[return-value]
+        if isinstance(value, FunctionType) and value.__closure__:
+            cells = [
+                CellType(self.put(cell.cell_contents)) for cell in value.__closure__
+            ]
+            return FunctionType(value.__code__, value.__globals__, closure=tuple(cells))  # type: ignore[return-value]
         if type(value).__module__.startswith("magicdec.runtime"):
             value = copy.copy(value)
             vars(value).update(

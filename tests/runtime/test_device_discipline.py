@@ -23,6 +23,7 @@ from magicdec.runtime.heads.chain import Head
 from magicdec.runtime.layers import ShardedExperts
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
+from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.layers import MixtureOfExperts
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import SamplingSpec
@@ -35,6 +36,7 @@ from tests.runtime.pretend_gpu import (
     PretendGPU,
     install,
 )
+from tests.runtime.test_architectures import RUN, drawn
 
 PROMPTS = [[7, 3, 9, 1] * 6, [5, 2, 8, 4, 6]]
 """Longer than a draft's budget, and shorter."""
@@ -185,23 +187,42 @@ def test_the_gpus_kernels_are_launched_on_its_tensors_alone(
     assert {"_split_kernel", "_weigh_kernel", "_choose_kernel"} < triton_gpu.launched
 
 
+@pytest.mark.parametrize("has_kernel", [True, False])
 def test_mixtures_do_too_where_a_kernel_takes_their_experts_together(
-    triton_gpu: PretendGPU, monkeypatch: pytest.MonkeyPatch
+    has_kernel: bool, triton_gpu: PretendGPU, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it the host reads who chose what, and nothing is captured."""
     monkeypatch.setattr(attention, "fastest_kernel", lambda *tensors: None)
+    monkeypatch.setattr(kernels, "can_fuse", lambda x: has_kernel and is_of_experts(x))
     model = load_model(MIXTURE, weights="random", seed=3)
-    short = {"max_new_tokens": 3}
-    expected = run(model, None, **short)
-    for has_kernel in (True, False):
-        monkeypatch.setattr(kernels, "can_fuse", lambda x, fuses=has_kernel: fuses)
-        triton_gpu.launched.clear()
-        triton_gpu.captured.clear()
-        with triton_gpu:
-            result = run(model, None, gpu=triton_gpu, **short)
-        assert bool(triton_gpu.captured) == has_kernel
-        assert ("_grouped_product_kernel" in triton_gpu.launched) == has_kernel
-        assert result.tokens == expected.tokens
+    expected = run(model, "streamingllm")
+    with triton_gpu:
+        result = run(model, "streamingllm", gpu=triton_gpu)
+    assert bool(triton_gpu.captured) == has_kernel
+    assert ("_grouped_product_kernel" in triton_gpu.launched) == has_kernel
+    assert result.tokens == expected.tokens
+
+
+def is_of_experts(x: Tensor) -> bool:
+    """Their inputs have lost the dimension of sequences; weights, by which a model tells what it captures, had none."""
+    return x.is_cuda and x.dim() == 2
+
+
+ARCHITECTURES = [
+    pytest.param(name, marks=[] if name == "olmo2" else pytest.mark.slow)
+    for name in RUN
+]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_does_too(
+    architecture: str, triton_gpu: PretendGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "fastest_kernel", lambda *tensors: None)
+    monkeypatch.setattr(kernels, "can_fuse", is_of_experts)
+    spec = model_from_hf_config(drawn(architecture, 0), name="drawn", where="drawn")
+    model = load_model(spec, weights="random", seed=3)
+    both(model, None, triton_gpu, max_new_tokens=3)
 
 
 ROUTERS: dict[str, dict[str, Any]] = {
@@ -366,9 +387,12 @@ def _succeeds(work: Callable[[], Tensor]) -> bool:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("draft", [None, *ON_DEVICE])
 @pytest.mark.parametrize(
-    "target", [tiny_spec(head_dim=16), MIXTURE], ids=["dense", "mixture"]
+    ("target", "draft"),
+    [
+        *((tiny_spec(head_dim=16), draft) for draft in (None, *ON_DEVICE)),
+        *((MIXTURE, draft) for draft in (None, "snapkv")),
+    ],
 )
 def test_on_a_gpu_captured_steps_decode_what_plain_steps_decode(
     target: ModelSpec, draft: str | None, temperature: float
