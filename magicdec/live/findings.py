@@ -23,6 +23,7 @@ from magicdec.perfmodel.plan.standing import (
 )
 from magicdec.perfmodel.planner import answered
 from magicdec.specs.attention_kernels import (
+    attention_path,
     generation_of,
     known_backends,
     layers_of,
@@ -31,6 +32,7 @@ from magicdec.specs.attention_kernels import (
 from magicdec.specs.catalog import known_model, load_model_spec
 from magicdec.specs.device import DTYPE_BYTES
 from magicdec.specs.engine import load_engine
+from magicdec.specs.engine_path import PathOptions
 from magicdec.specs.formats import format_name, is_weight_format, weight_format
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.names import folder_name, resolve_name
@@ -395,6 +397,7 @@ def _on_command(
     engine = load_engine(command.engine_profile)
     if backend and backend not in known_backends(engine, device):
         find("an attention backend that is not known", backend=backend)
+    asked = engine.as_set(PathOptions(attention_backend=backend))
     for layer in layers_of(model, format_name(request.kv_dtype or "bf16")):
         generation = generation_of(device)
         refusal = refusal_of(
@@ -404,6 +407,9 @@ def _on_command(
             why = refusal.says
             find("a layer that a backend refuses", backend=backend, why=why)
             break
+        runs = attention_path(asked, device, layer).backend
+        if command.speculation is not None:
+            find("verification on a backend", architecture=runs, backend=runs)
     return found
 
 

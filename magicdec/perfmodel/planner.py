@@ -72,7 +72,7 @@ from magicdec.perfmodel.plan.tables import (
     with_static_batch,
     without_draft,
 )
-from magicdec.perfmodel.setup import Points
+from magicdec.perfmodel.setup import Points, Setup
 from magicdec.progress import Progress
 from magicdec.schema.plan import (
     CaseAnswer,
@@ -278,7 +278,7 @@ def answer_of(
         pareto=pareto([*chosen.alone, *filter(case.admits, chosen.drafted)]),
         gamma_table=table,
         breakdown=breakdown(shown),
-        path=draft_of(shown.setup).path.with_runner,
+        path=_as_run(shown.setup),
         memory=memory_use(case, chosen.option, best, prediction),
         ceilings=ceilings(prediction.setup),
     )
@@ -292,6 +292,14 @@ def answer_of(
         point=prediction.points,
         lacking=lacking,
     )
+
+
+def _as_run(setup: Setup) -> str:
+    """The path of a setup's steps in words, its attention backends last."""
+    words = draft_of(setup).path.with_runner
+    backends = dict.fromkeys(path.backend for path in setup.attention_paths())
+    named = ", ".join(filter(None, backends))
+    return f"{words}; attention by {named}" if named else words
 
 
 def _choice(

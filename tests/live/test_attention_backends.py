@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import magicdec
+from magicdec.errors import ConfigError
 from magicdec.live.check import Check, check_command
 from magicdec.live.findings import AskedLoad, findings_of
 from magicdec.reports.exports import export
@@ -113,6 +114,35 @@ def test_a_backend_that_refuses_the_cache_stops_the_server() -> None:
     }
     assert "FLASH_ATTN does not start" in wrong["a100"][0]
     assert wrong["h100"] == []
+
+
+GLM = """vllm serve zai-org/GLM-4.7-Flash --speculative-config '{"method": "mtp", "num_speculative_tokens": 3}'"""
+
+
+def wrong_with(text: str, device: str) -> list[str]:
+    command = read_serve_command(text, reads_files=False)
+    return findings_of(command, AskedLoad(hardware=device)).said["wrong"]
+
+
+def test_latents_on_a_backend_of_heads_and_in_releases_that_fail_to_capture() -> None:
+    assert (
+        "over latents" in wrong_with(f"{GLM} --attention-backend FLASHINFER", "h100")[0]
+    )
+    assert wrong_with(f"{GLM} --attention-backend FLASHMLA", "h100") == []
+    older = "docker run vllm/vllm-openai:v0.24.0 --model " + GLM.removeprefix(
+        "vllm serve "
+    )
+    assert "TRITON_MLA fails to capture" in wrong_with(older, "a100")[0]
+    assert wrong_with(f"{older} --enforce-eager", "a100") == []
+    assert wrong_with(older, "h100") == []
+    assert wrong_with(older.replace("0.24.0", "0.30.0"), "a100") == []
+    with pytest.raises(ConfigError, match=r"FLASHINFER does not start.*latents"):
+        magicdec.plan(
+            model="glm-4.7-flash",
+            hardware="h100",
+            batch=8,
+            attention_backend="flashinfer",
+        )
 
 
 def planned(**options: str) -> Plan:

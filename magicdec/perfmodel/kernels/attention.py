@@ -56,6 +56,8 @@ least.
 """
 UNSPLIT_GENERATIONS = ("turing", "ampere", "ada")
 """Generations whose library is FlashAttention 2: FlashAttention 3 needs Hopper."""
+TRITON_TILE_TOKENS = 32.0
+"""Cached tokens that a block of Triton's kernels takes at a time: the least part."""
 GROUPED_MAX_SPLITS = 128.0
 """FlashAttention 2's constant."""
 BLOCKS_PER_MULTIPROCESSOR = (1.0, 2.0, 2.25, 2.5, 3.0)
@@ -370,13 +372,17 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         overhead_s = self.overhead_s + np.where(kv_bytes > 0, splitting_s, 0.0)
         return OpTime(overhead_s + busy_s, memory_s, compute_s, overhead_s, spread_s)
 
-    def _splits(self, hw: Device, blocks: Array, kv_len: Array) -> Array:
-        """Parts that each of so many blocks is split into, to fill the device."""
+    def _splits(
+        self, hw: Device, blocks: Array, kv_len: Array, law: KernelLaw | None = None
+    ) -> Array:
+        """Parts that each of so many blocks is split into, to fill the device. A law with a rate of
+        its own is of another kernel than the curve's."""
         slots = hw.num_multiprocessors * self.blocks_per_multiprocessor
-        most = np.minimum(
-            self.max_splits, np.maximum(kv_len / self.min_split_tokens, 1.0)
-        )
-        return np.clip(slots / np.maximum(blocks, 1e-9), 1.0, most)
+        most, least_tokens = self.max_splits, self.min_split_tokens
+        if law is not None and law.block_numbers_per_s is not None:
+            most, least_tokens = law.max_parts, TRITON_TILE_TOKENS
+        parts = np.minimum(most, np.maximum(kv_len / least_tokens, 1.0))
+        return np.clip(slots / np.maximum(blocks, 1e-9), 1.0, parts)
 
     def _blocks(
         self,
@@ -393,12 +399,10 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         """Time of reading the cache with so many blocks on the device's multiprocessors, and of
         splitting and combining."""
         slots = hw.num_multiprocessors * self.blocks_per_multiprocessor
-        splits = np.where(can_split, self._splits(hw, blocks, kv_len), 1.0)
+        splits = np.where(can_split, self._splits(hw, blocks, kv_len, law), 1.0)
         stream_bytes_per_s = self.stream_ratio * hw.memory_bytes_per_s / slots
-        if law is not None:
-            splits = np.minimum(splits, law.max_parts)
-            if law.block_numbers_per_s is not None:
-                stream_bytes_per_s = law.block_numbers_per_s * number_bytes
+        if law is not None and law.block_numbers_per_s is not None:
+            stream_bytes_per_s = law.block_numbers_per_s * number_bytes
         filling = blocks * splits / slots
         block_s = kv_len / splits * row_bytes / stream_bytes_per_s
         even_s = soft_max(

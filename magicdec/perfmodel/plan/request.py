@@ -20,7 +20,13 @@ from magicdec.perfmodel.setup import Cached, Setup, precision_of
 from magicdec.perfmodel.trees import MAX_TREE
 from magicdec.schema.request import Request, check_fields
 from magicdec.schema.row import Candidate
-from magicdec.specs.attention_kernels import known_backends
+from magicdec.specs.attention_kernels import (
+    AttentionLayer,
+    generation_of,
+    known_backends,
+    layers_of,
+    refusal_of,
+)
 from magicdec.specs.engine import (
     DEFAULT_CPU_ENGINE,
     DEFAULT_ENGINE,
@@ -396,6 +402,23 @@ def engine_of(request: PlanRequest, hardware: str | HardwareProfile) -> EnginePr
     raise unknown_choice(f"attention backend of {engine.name}", backend, known)
 
 
+def check_backend(
+    engine: EngineProfile, hw: HardwareProfile, layers: list[AttentionLayer]
+) -> None:
+    """Raises ConfigError for layers with which an engine does not start on the backend that it is asked
+    for."""
+    backend = engine.paths.attention_backend
+    name = engine.kernels.attention_kernels
+    for layer in layers:
+        refusal = refusal_of(name, engine.version, generation_of(hw), layer, backend)
+        if refusal is None:
+            continue
+        rule = "a layer that a backend refuses"
+        found = finding(rule, name, engine.version, backend=backend, why=refusal.says)
+        if found is not None and found.kind == "wrong":
+            raise ConfigError(found.says)
+
+
 def on_generation(case: Case) -> Finding | None:
     """Finding of the rules on a device's generation in the engine's version."""
     engine = case.engine
@@ -443,6 +466,8 @@ def resolve(
     precision = precision_of(
         model, hw, weight_dtype=request.weight_dtype, kv_dtype=request.kv_dtype
     )
+    if request.attention_backend is not None:
+        check_backend(engine, hw, layers_of(model, precision.kv_dtype))
     limits = {request.tpot_limit_s, request.ttft_limit_s, request.num_gpus}
     has_limits = limits != {None} or request.workload is not None
     cases = []
