@@ -38,6 +38,8 @@ CHOSEN = [
     ("vllm@0.24", "h100", AttentionLayer(head_dim=256, mixed_heads=True), "FLASH_ATTN", True),
     ("vllm", "rtx-3090", AttentionLayer(head_dim=256, mixed_heads=True), "TRITON_ATTN", True),
     ("vllm", "b200", AttentionLayer(head_dim=512, mixed_heads=True), "TRITON_ATTN", True),
+    ("vllm@0.28", "rx-7900-xtx", AttentionLayer(head_dim=512, mixed_heads=True), "TRITON_ATTN", True),
+    ("sglang", "mi300x", AttentionLayer(head_dim=512, mixed_heads=True), "triton", True),
     ("vllm@0.20", "t4", AttentionLayer(), "FLASHINFER", False),
     ("vllm", "t4", AttentionLayer(), "TRITON_ATTN", True),
     ("sglang", "a100", AttentionLayer(), "flashinfer", True),
