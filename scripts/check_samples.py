@@ -10,7 +10,7 @@ from pathlib import Path
 
 from magicdec.live.check import check_command
 from magicdec.live.check_text import lines_of
-from magicdec.live.findings import AskedLoad
+from magicdec.live.load import AskedLoad
 from magicdec.specs.serve_command import read_serve_command
 
 SAMPLES = Path(__file__).resolve().parent.parent / "docs" / "samples"

@@ -100,7 +100,7 @@ def check_command(
     import msgspec
 
     from magicdec.live.check import check_command as check
-    from magicdec.live.findings import AskedLoad
+    from magicdec.live.load import AskedLoad
     from magicdec.specs.serve_command import read_serve_command
 
     rates = parse_rates(acceptance_rate)

@@ -19,7 +19,8 @@ from magicdec.live.drafts import (
     ways_to_draft,
     weighed,
 )
-from magicdec.live.findings import AskedLoad, findings_of, without_acceptance
+from magicdec.live.findings import findings_of
+from magicdec.live.load import AskedLoad, without_acceptance
 from magicdec.live.room import (
     allocated_cache,
     note_on_cache,

@@ -15,7 +15,7 @@ import numpy as np
 from magicdec.counts import Z_90
 from magicdec.live.advice import DraftedLoad, choices_at
 from magicdec.live.change import NOTEWORTHY, Change, Served, Way, in_order
-from magicdec.live.findings import without_acceptance
+from magicdec.live.load import without_acceptance
 from magicdec.live.options import (
     draft_option,
     gamma_option,

@@ -1,5 +1,5 @@
-"""A command and the load that it is checked at, before anything is priced: the plan's request, what was
-assumed for it, and what the rules say of both.
+"""A command held against the rules, before anything is priced: its draft, its devices, its longest
+sequence, its formats and kernels.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from magicdec.errors import CapacityError, ConfigError
-from magicdec.naming import head_named_in
-from magicdec.perfmodel.kernels.profile import counted, is_file, load_hardware
+from magicdec.live.load import AskedLoad, listed_device, request_of
+from magicdec.naming import METHODS, head_named_in
+from magicdec.perfmodel.kernels.profile import counted, load_hardware
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.plan.standing import (
     AskedDraft,
@@ -21,7 +21,6 @@ from magicdec.perfmodel.plan.standing import (
     packages_of,
     standing,
 )
-from magicdec.perfmodel.planner import answered
 from magicdec.specs.attention_kernels import (
     attention_path,
     generation_of,
@@ -30,59 +29,19 @@ from magicdec.specs.attention_kernels import (
     refusal_of,
 )
 from magicdec.specs.catalog import known_model, load_model_spec
-from magicdec.specs.device import DTYPE_BYTES
 from magicdec.specs.engine import load_engine
 from magicdec.specs.engine_path import PathOptions
-from magicdec.specs.formats import format_name, is_weight_format, weight_format
+from magicdec.specs.formats import format_name, weight_format
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.names import folder_name, resolve_name
 from magicdec.specs.rules import Finding, FindingKind, finding, unlisted_model
 from magicdec.specs.serve_command import ServeCommand, Speculation
 from magicdec.specs.speculation import OWN_METHOD
-from magicdec.tasks import usual_lengths
-from magicdec.units import format_count
 
-USUAL_HARDWARE = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-192gb", "b300-sxm-288gb")
-"""Devices of which the first that holds the model is assumed, where neither the command nor its user
-names one."""
-USUAL_BATCH = 32
-ASSUMED_CONTEXT = 4096
-"""Users and prompt where neither the command nor its user names them; an answer lists them as
-assumed."""
-GIVEN_ACCEPTANCE = ("acceptance_rate", "accept_length", "drafted_share")
-"""Names by which a load states the acceptance of the command's own draft."""
-BY_BLOCK = ("dflash", "dspark")
-"""Drafts whose checkpoints tell the number of tokens where a command states none."""
 LENGTH_OVERRIDES = frozenset(
     ("--hf-overrides", "--rope-scaling", "--json-model-override-args")
 )
 """Options that may set how many tokens a model reads."""
-AS_PUBLISHED = (
-    *("compressed-tensors", "modelopt", "modelopt_mixed", "auto", "quark", "torchao"),
-    *("humming", "online"),
-)
-"""Values of --quantization that leave the format to the checkpoint."""
-
-
-class AskedLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The load, which a command does not state. None: a usual value, listed in the answer."""
-
-    hardware: str | None = None
-    batch: int | None = None
-    """Users at once."""
-    context_len: int | None = None
-    gen_len: int = 0
-    task: str | None = None
-    """The text that is served; it brings the lengths of a usual request."""
-    temperature: float | None = None
-    """None: as the command has it for clients that name none, else 1."""
-    acceptance_rate: float | tuple[float, ...] | None = None
-    accept_length: float | None = None
-    """Tokens per step at the command's gamma."""
-    drafted_share: float | None = None
-    """Share of steps that had a draft, where `accept_length` is of these alone."""
-    weight_dtype: str | None = None
-    """Format of the weights, where the command does not tell it all: a file's own size, above all."""
 
 
 class CommandFindings(NamedTuple):
@@ -110,7 +69,7 @@ def findings_of(command: ServeCommand, load: AskedLoad) -> CommandFindings:
         command = msgspec.structs.replace(command, weight_dtype=load.weight_dtype)
     command, by_name = _with_model(command)
     model = load_model_spec(command.model)
-    request, assumed = _request(command, load, model)
+    request, assumed = request_of(command, load, model)
     command = _with_own_head(command, model)
     said: dict[FindingKind, list[str]] = {"wrong": [], "note": by_name, "asked": []}
     speculation = command.speculation
@@ -131,7 +90,9 @@ def findings_of(command: ServeCommand, load: AskedLoad) -> CommandFindings:
         if package and starting.starts:
             said["note"].append(package)
         most = starting.most_drafts
-        if speculation.gamma is None and most and speculation.draft in BY_BLOCK:
+        method = METHODS.get(speculation.draft)
+        has_block = method is not None and method.head_most_drafts is not None
+        if speculation.gamma is None and most and has_block:
             speculation = msgspec.structs.replace(speculation, gamma=most)
             command = msgspec.structs.replace(command, speculation=speculation)
     said["wrong"] += command.problems
@@ -215,121 +176,6 @@ def _with_own_head(command: ServeCommand, model: ModelSpec) -> ServeCommand:
     return msgspec.structs.replace(command, speculation=own)
 
 
-def _request(
-    command: ServeCommand, load: AskedLoad, model: ModelSpec
-) -> tuple[PlanRequest, list[str]]:
-    """The plan's request for a command under a load, and what was assumed for it."""
-    named = load.hardware or _listed_device(command.hardware)
-    device = load_hardware(named or USUAL_HARDWARE[0])
-    assumed = []
-    batch = load.batch or USUAL_BATCH
-    most = command.most_sequences
-    if most is not None:
-        batch = min(batch, most)
-    if load.batch is None:
-        assumed.append(f"{format_count(batch, 'user')} at once (--batch)")
-    longest = min(command.max_model_len or model.longest_context, model.longest_context)
-    context, gen_len, assumed_lengths = _lengths(load, longest)
-    assumed += assumed_lengths
-    pp_size = None
-    if command.pp_size > 1:
-        pp_size = command.pp_size
-    given: dict[str, Any] = {}
-    if command.speculation is not None:
-        given = {name: getattr(load, name) for name in GIVEN_ACCEPTANCE}
-        if load.accept_length is not None:
-            if command.speculation.gamma is None:
-                raise ConfigError(
-                    "an accept length is of one number of drafted tokens, which this command does "
-                    "not state"
-                )
-            given["gamma"] = command.speculation.gamma
-        imposed = command.speculation.imposed_length
-        gamma = command.speculation.gamma
-        is_given = any(value is not None for value in given.values())
-        if imposed is not None and gamma is not None and not is_given:
-            given |= {"accept_length": min(imposed, gamma + 1.0), "gamma": gamma}
-            assumed.append(
-                f"{imposed:g} tokens per step, which the command imposes: a benchmark's, not the draft's"
-            )
-    temperature = load.temperature
-    if temperature is None:
-        temperature = 1.0
-        if command.temperature is not None:
-            temperature = command.temperature
-            assumed.append(f"clients that name no temperature: {temperature:g}")
-    tp_size = command.tp_size
-    ep_size = command.ep_size
-    has_groups = command.attention_dp_size > 1 and model.is_moe
-    if has_groups:  # whose experts are divided over all ranks
-        ep_size = tp_size
-        tp_size = max(tp_size // command.attention_dp_size, 1)
-    stated = None if command.speculation is None else command.speculation.weight_dtype
-    draft_weights = _format("draft's weights", stated, model, assumed)
-    request = PlanRequest(
-        model=command.model,
-        hardware=(device if is_file(named or "") else device.name,),
-        engine=command.started_engine,
-        tp_size=tp_size,
-        pp_size=pp_size,
-        ep_size=ep_size,
-        dp_attention=has_groups,
-        draft_weight_dtype=draft_weights,
-        batch_sizes=(max(batch // command.dp_size, 1),),
-        context_lens=(context,),
-        gen_len=gen_len,
-        task=load.task,
-        temperature=temperature,
-        **given,
-        weight_dtype=_format("weights", command.weight_dtype, model, assumed),
-        kv_dtype=_format("cache", command.kv_dtype, model, assumed),
-        settings=command.settings,
-    )
-    if named is None:
-        request, of_device = _on_usual_hardware(request, model)
-        assumed = [of_device, *assumed]
-    return request, assumed
-
-
-def without_acceptance(request: PlanRequest, **changes: Any) -> PlanRequest:
-    """The request without the acceptance of the command's own draft, which is no other's."""
-    return msgspec.structs.replace(
-        request,
-        acceptance_rate=None,
-        accept_length=None,
-        drafted_share=None,
-        **changes,
-    )
-
-
-def _on_usual_hardware(
-    request: PlanRequest, model: ModelSpec
-) -> tuple[PlanRequest, str]:
-    """The request on the first of the usual devices that holds it, the first of all where none does;
-    and what was assumed, in words."""
-    usual = USUAL_HARDWARE[0]
-    for name in USUAL_HARDWARE:
-        asked = msgspec.structs.replace(request, hardware=(name,))
-        try:
-            answered(without_acceptance(asked, draft="none", gamma=None), model, [])
-        except CapacityError:
-            continue
-        if name == usual:
-            return asked, f"{name} (--hardware)"
-        return asked, f"{name}, as {usual} does not hold it (--hardware)"
-    return request, f"{usual} (--hardware)"
-
-
-def _listed_device(name: str | None) -> str | None:
-    """The device that a manifest names, where the catalog has it."""
-    if name is None:
-        return None
-    try:
-        return load_hardware(name).name
-    except ConfigError:
-        return None
-
-
 def _on_command(
     command: ServeCommand, load: AskedLoad, request: PlanRequest, model: ModelSpec
 ) -> list[Finding]:
@@ -347,7 +193,7 @@ def _on_command(
     # devices
     named = load.hardware
     if named is None and command.hardware is not None:
-        named = _listed_device(command.hardware)
+        named = listed_device(command.hardware)
         if named is None:
             find("a device that is not known", device=command.hardware)
     needed = command.num_devices
@@ -411,47 +257,3 @@ def _on_command(
         if command.speculation is not None:
             find("verification on a backend", architecture=runs, backend=runs)
     return found
-
-
-def _lengths(load: AskedLoad, longest: int) -> tuple[int, int, list[str]]:
-    """The prompt and the output of a request, given or usual, and what was assumed."""
-    assumed = []
-    context = load.context_len
-    gen_len = load.gen_len
-    if load.task is not None and not gen_len:
-        gen_len = min(usual_lengths(load.task).output_len, longest // 2)
-        assumed.append(f"{gen_len} generated tokens (--gen-len)")
-    if context is None:
-        usual = ASSUMED_CONTEXT
-        if load.task is not None:
-            usual = usual_lengths(load.task).prompt_len
-        context = min(usual, longest // 2)
-        assumed.append(f"prompts of {context} tokens (--context)")
-    elif context + gen_len > longest:
-        raise ConfigError(
-            f"requests of {context + gen_len} tokens are longer than the {longest} that the "
-            "command allows"
-        )
-    return context, gen_len, assumed
-
-
-def _format(
-    part: str, text: str | None, model: ModelSpec, assumed: list[str]
-) -> str | None:
-    """The plan's name for the format of a part. None: the format that the checkpoint is published
-    in, which is assumed where the name is not known."""
-    if text is None or text in AS_PUBLISHED:
-        return None
-    name = format_name(text)
-    is_known = is_weight_format(name)
-    if part == "cache":
-        is_known = name in DTYPE_BYTES
-    if not is_known:
-        assumed.append(f"the {part} as published, as {text} is not known")
-        return None
-    published = model.quantization
-    if published is not None and part == "weights":
-        kind = published.weight_dtype.partition("_")[0]
-        if name.startswith(kind) or published.method == text:
-            return None
-    return name

@@ -11,7 +11,7 @@ import numpy as np
 
 from magicdec.errors import CapacityError
 from magicdec.live.change import Change, Way
-from magicdec.live.findings import USUAL_BATCH, AskedLoad, without_acceptance
+from magicdec.live.load import USUAL_BATCH, AskedLoad, without_acceptance
 from magicdec.live.options import batch_option, options_of
 from magicdec.live.settings import USUAL_OUTPUT
 from magicdec.perfmodel.memory import capacity_bytes, memory_need

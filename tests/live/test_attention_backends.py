@@ -10,7 +10,8 @@ import pytest
 import magicdec
 from magicdec.errors import ConfigError
 from magicdec.live.check import Check, check_command
-from magicdec.live.findings import AskedLoad, findings_of
+from magicdec.live.findings import findings_of
+from magicdec.live.load import AskedLoad
 from magicdec.reports.exports import export
 from magicdec.reports.story import story_of
 from magicdec.schema.plan import Plan

@@ -18,7 +18,7 @@ from magicdec.errors import ConfigError
 from magicdec.live.change import Change
 from magicdec.live.check import Check, check_command
 from magicdec.live.check_text import lines_of
-from magicdec.live.findings import AskedLoad
+from magicdec.live.load import AskedLoad
 from magicdec.schema.row import Candidate
 from magicdec.specs.serve_command import read_serve_command
 from magicdec.tasks import usual_lengths

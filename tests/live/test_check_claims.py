@@ -15,7 +15,7 @@ import pytest
 from magicdec.live.change import Change
 from magicdec.live.check import Check, check_command
 from magicdec.live.check_text import lines_of
-from magicdec.live.findings import AskedLoad
+from magicdec.live.load import AskedLoad
 from magicdec.specs.serve_command import read_serve_command
 from tests.claims import claimed, idle, moved_by, unclaimed, unfounded
 

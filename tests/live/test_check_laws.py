@@ -8,7 +8,7 @@ import pytest
 
 from magicdec.errors import ConfigError
 from magicdec.live import check, findings
-from magicdec.live.findings import AskedLoad
+from magicdec.live.load import ASSUMED_CONTEXT, AskedLoad
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.serve_command import ServeCommand, read_serve_command
 
@@ -83,7 +83,7 @@ def test_a_request_is_as_long_as_command_and_model_allow(
         request, assumed, problems = asked(command, load)
         assert bool(problems) == (limit is not None and limit > 131072)
         if context is None:
-            usual = min(findings.ASSUMED_CONTEXT, longest // 2)
+            usual = min(ASSUMED_CONTEXT, longest // 2)
             assert request.context_lens == (usual,)
             assert any(f"prompts of {usual} tokens" in each for each in assumed)
         else:

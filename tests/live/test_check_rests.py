@@ -10,7 +10,7 @@ import pytest
 
 from magicdec.live.change import Change
 from magicdec.live.check import Check, check_command
-from magicdec.live.findings import AskedLoad
+from magicdec.live.load import AskedLoad
 from magicdec.specs.serve_command import read_serve_command
 
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magicdec.live import check_text, drafts, findings, options, settings
+from magicdec.live import check_text, drafts, options, settings
+from magicdec.live import load as load_of
 from magicdec.live.change import Change, Served, advised
 from magicdec.live.check import Check
-from magicdec.live.findings import AskedLoad
+from magicdec.live.load import AskedLoad
 from magicdec.live.room import AtOnce, sequences_at_once
 from magicdec.schema.row import NO_GAIN, Gain
 from magicdec.specs.catalog import load_model_spec
@@ -208,7 +209,7 @@ def test_users_beyond_what_fits_get_devices_and_requests_wait() -> None:
     load = AskedLoad(**fields)
     model = load_model_spec("llama-3.1-8b")
     command = command_of("--max-num-seqs 300")
-    request, _ = findings._request(command, load, model)
+    request, _ = load_of.request_of(command, load, model)
     at_once = sequences_at_once(command, 400, request, model)
     case = case_of(draft="none", context_lens=(8192,), gen_len=100)
     fits = int(case.largest_batches()[0])
@@ -225,7 +226,7 @@ def test_users_beyond_what_fits_get_devices_and_requests_wait() -> None:
     assert devices.gain > 1.0
     few = command_of("--max-num-seqs 4")
     asked = AskedLoad(**fields | {"batch": 30})
-    request = findings._request(few, asked, model)[0]
+    request = load_of.request_of(few, asked, model)[0]
     (way,) = sequences_at_once(few, 30, request, model).ways
     assert way.command is not None
     assert way.command.max_num_seqs == 30
@@ -235,7 +236,7 @@ def test_users_beyond_what_fits_get_devices_and_requests_wait() -> None:
     assert wider.gain is not None
     assert wider.gain > 1.0
     right = AskedLoad(**fields | {"batch": 4})
-    request = findings._request(few, right, model)[0]
+    request = load_of.request_of(few, right, model)[0]
     assert sequences_at_once(few, 4, request, model) == AtOnce([], [])
 
 
@@ -245,15 +246,18 @@ def test_users_beyond_what_fits_get_devices_and_requests_wait() -> None:
 def test_a_format_is_the_plans_or_the_checkpoints(
     text: str | None, expected: str | None
 ) -> None:
-    model = load_model_spec("llama-3.1-8b")
-    assumed: list[str] = []
-    assert findings._format("weights", text, model, assumed) == expected
-    published = load_model_spec("deepseek-v3")
-    assert findings._format("weights", "fp8", published, assumed) is None
-    assert findings._format("cache", "fp8", published, assumed) == "fp8"
-    assert not assumed
-    assert findings._format("weights", "odd", model, assumed) is None
-    assert findings._format("cache", "q4_k_m", model, assumed) is None
+    def formats(
+        name: str, **stated: str | None
+    ) -> tuple[dict[str, str | None], list[str]]:
+        command = msgspec.structs.replace(PLAIN, **stated)
+        return load_of._formats(command, load_model_spec(name))
+
+    known, assumed = formats("llama-3.1-8b", weight_dtype=text)
+    assert (known["weights"], assumed) == (expected, [])
+    known, assumed = formats("deepseek-v3", weight_dtype="fp8", kv_dtype="fp8")
+    assert (known["weights"], known["cache"], assumed) == (None, "fp8", [])
+    known, assumed = formats("llama-3.1-8b", weight_dtype="odd", kv_dtype="q4_k_m")
+    assert set(known.values()) == {None}
     assert assumed == [
         "the weights as published, as odd is not known",
         "the cache as published, as q4_k_m is not known",
@@ -261,10 +265,10 @@ def test_a_format_is_the_plans_or_the_checkpoints(
 
 
 def test_a_task_brings_its_output_where_none_is_given() -> None:
-    usual = findings.usual_lengths("code")
+    usual = load_of.usual_lengths("code")
     for gen_len, longest in ((0, 10**6), (7, 10**6), (0, 100)):
         load = AskedLoad(task="code", gen_len=gen_len)
-        context, output, assumed = findings._lengths(load, longest)
+        context, output, assumed = load_of._lengths(load, longest)
         assert context == min(usual.prompt_len, longest // 2)
         assert output == (gen_len or min(usual.output_len, longest // 2))
         assert len(assumed) == (1 if gen_len else 2)
@@ -275,11 +279,11 @@ def test_an_acceptance_that_is_given_is_of_the_commands_own_draft() -> None:
     config = {"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3}
     drafting = command_of(f"--speculative-config '{json.dumps(config)}'")
     load = AskedLoad(hardware="h100", batch=8, accept_length=2.5, drafted_share=1.0)
-    request, _ = findings._request(drafting, load, model)
+    request, _ = load_of.request_of(drafting, load, model)
     assert (request.accept_length, request.drafted_share, request.gamma) == (2.5, 1.0, 3)  # fmt: skip
-    plain, _ = findings._request(command_of(), load, model)
+    plain, _ = load_of.request_of(command_of(), load, model)
     assert (plain.accept_length, plain.gamma) == (None, None)
-    without = findings.without_acceptance(request, gamma=None)
+    without = load_of.without_acceptance(request, gamma=None)
     for name in ("accept_length", "drafted_share", "acceptance_rate", "gamma"):
         assert getattr(without, name) is None
 
@@ -292,7 +296,7 @@ def test_a_gamma_that_is_left_to_the_engine_is_said(gamma: int | None) -> None:
     own = msgspec.structs.replace(command.speculation, gamma=gamma)
     command = msgspec.structs.replace(command, speculation=own)
     load = AskedLoad(hardware="h100", batch=8)
-    request, _ = findings._request(command, load, model)
+    request, _ = load_of.request_of(command, load, model)
     drafted, notes = drafts.own_draft(command, request, model)
     assert drafted is not None
     is_said = any("gamma is the engine's default" in note for note in notes)

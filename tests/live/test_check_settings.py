@@ -14,8 +14,8 @@ import pytest
 import magicdec
 from magicdec.errors import ConfigError
 from magicdec.live.check import Check, check_command
-from magicdec.live.findings import AskedLoad
 from magicdec.live.forms import read_files
+from magicdec.live.load import AskedLoad
 from magicdec.live.observation import parse_draft
 from magicdec.live.profile import acceptance_profile, at_depth
 from magicdec.perfmodel.acceptance.believed import most_tokens

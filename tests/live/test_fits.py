@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from magicdec.live.check import Check, check_command
-from magicdec.live.findings import AskedLoad
+from magicdec.live.load import AskedLoad
 from magicdec.specs.serve_command import read_serve_command
 
 DEEPSEEK = "vllm serve deepseek-ai/DeepSeek-V3.1 -tp 8"

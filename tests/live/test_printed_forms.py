@@ -18,7 +18,7 @@ from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.live import options
 from magicdec.live.check import Check, check_command
-from magicdec.live.findings import AskedLoad
+from magicdec.live.load import AskedLoad
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.planner import PlanRequest, make_plan
 from magicdec.perfmodel.variations import Replanned, for_engine

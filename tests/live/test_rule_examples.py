@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from magicdec.live.findings import AskedLoad, findings_of
+from magicdec.live.findings import findings_of
+from magicdec.live.load import AskedLoad
 from magicdec.perfmodel.plan.standing import AskedDraft, standing
 from magicdec.specs.catalog import is_model, load_model_spec
 from magicdec.specs.engine import load_engine

@@ -13,7 +13,7 @@ import pytest
 import magicdec
 from magicdec.live.change import Change, Served, in_order
 from magicdec.live.check import Check
-from magicdec.live.findings import AskedLoad, _request
+from magicdec.live.load import AskedLoad, request_of
 from magicdec.live.settings import costs_of, times_as_long
 from magicdec.perfmodel.planner import answered
 from magicdec.specs.catalog import load_model_spec
@@ -40,7 +40,7 @@ FAULTS = {
 def served() -> Served:
     command = read_serve_command(PLAIN)
     model = load_model_spec(command.model)
-    request, _ = _request(command, LOAD, model)
+    request, _ = request_of(command, LOAD, model)
     alone = msgspec.structs.replace(request, draft="none")
     answer = answered(alone, model, [])[0][0]
     return Served(case=answer.case, option=None, row=answer.document.best)

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from magicdec.live.change import Change, Served
-from magicdec.live.findings import AskedLoad, _on_command, _request
+from magicdec.live.findings import _on_command
+from magicdec.live.load import AskedLoad, request_of
 from magicdec.live.room import users_in_cache
 from magicdec.live.settings import costs_of, times_as_long
 from magicdec.perfmodel.plan.request import Case, PlanRequest
@@ -47,7 +48,7 @@ def priced(text: str, *, hardware: str = "h100", draft: str = "none") -> Priced:
     command = read_serve_command(text)
     model = load_model_spec(command.model)
     load = AskedLoad(hardware=hardware, batch=1, context_len=2048)
-    request, _ = _request(command, load, model)
+    request, _ = request_of(command, load, model)
     request = msgspec.structs.replace(request, draft=draft)
     if draft != "none":
         request = msgspec.structs.replace(request, gamma=3, acceptance_rate=0.7)
@@ -130,7 +131,7 @@ def test_states_without_buffers_are_refused_where_sglang_does(
     command = read_serve_command(of_sglang(version, f"{HYBRID} {words}"))
     model = load_model_spec(command.model)
     load = AskedLoad(hardware="h100", batch=1, context_len=2048)
-    request, _ = _request(command, load, model)
+    request, _ = request_of(command, load, model)
     kinds = [finding.kind for finding in _on_command(command, load, request, model)]
     assert ("wrong" in kinds) == is_refused
 
@@ -253,7 +254,7 @@ def requested(text: str, **load: Any) -> PlanRequest:
     asked = AskedLoad(
         **({"hardware": "h200", "batch": 256, "context_len": 4096} | load)
     )
-    return _request(command, asked, load_model_spec(command.model))[0]
+    return request_of(command, asked, load_model_spec(command.model))[0]
 
 
 @cache

@@ -11,7 +11,7 @@ import pytest
 import magicdec
 from magicdec.errors import ConfigError
 from magicdec.live.check import check_command
-from magicdec.live.findings import AskedLoad
+from magicdec.live.load import AskedLoad
 from magicdec.perfmodel.footprint import weights_bytes
 from magicdec.perfmodel.forward import Pass, forward_pass
 from magicdec.perfmodel.setup import Setup
