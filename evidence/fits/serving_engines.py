@@ -75,6 +75,10 @@ def rounded(profile: EngineProfile, priors: Iterable[str]) -> EngineProfile:
     }
     if not profile.scheduler.asynchronous_since:
         values["overheads.older_sequence_overhead_s"] = None
+    if profile.scheduler.mixes_prefill:
+        values["graphs.launch_s"] = 0.0
+    else:
+        values["graphs.prefill_layer_overhead_s"] = 0.0
     return profile.with_constants(values)
 
 

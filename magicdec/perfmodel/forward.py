@@ -472,6 +472,43 @@ def num_reduced(model: ModelSpec, spread: Parallelism) -> int:
     return reduced
 
 
+MIXER_LAUNCHES = {Attention: 5.0, LatentAttention: 7.0}
+"""Kernels of a layer's mixer beside its products and norm: norms of queries and keys, rotation, the
+cache, attention; latents besides, the copies that put heads together."""
+RECURRENT_LAUNCHES = 10.0
+EXPERT_LAUNCHES = 9.0
+"""The choice of experts, two kernels that sort tokens by them, two that narrow inputs, two products, the
+activation, the sum."""
+REPLAY_LAUNCHES = 6.0
+"""Kernels of a layer that are launched between captured pieces, and a piece."""
+
+
+def num_launches(model: ModelSpec, at: Where) -> float:
+    """Kernels that the host launches one by one for a pass of prompts, counted in SGLang 0.5.10's
+    qwen3.py, qwen3_moe.py and deepseek_v2.py: a product, and one that narrows its input; a norm and an
+    all-reduce of each sublayer; those of mixers and experts.
+    """
+    if at.engine.graphs.captured_prompts:
+        return REPLAY_LAUNCHES * model.num_hidden_layers
+    is_narrow = matrix_dtype(*at) != at.precision.compute_dtype
+    launches = 2.0 * sum(layer.num_sublayers for layer in model.layers)
+    own = [
+        (mixer, count, MIXER_LAUNCHES.get(type(mixer), RECURRENT_LAUNCHES))
+        for mixer, count in model.mixers
+    ]
+    for mlp, count in model.feed_forwards:
+        own.append((mlp, count, EXPERT_LAUNCHES if mlp.num_experts else 1.0))
+    for part, count, others in own:
+        products = 0.0
+        for projection in _joined(part.projections(model.hidden_size)):
+            if projection.name == "router":
+                products += 1.0
+            elif not projection.name.startswith("shared_"):
+                products += 1.0 + is_narrow
+        launches += count * (products + others)
+    return launches
+
+
 def elementwise_size(model: ModelSpec, p: Pass) -> Array:
     """Numbers that norms, rotations and activations move per token, on average over the layers: 6
     times the hidden state, twice what is rotated, three times the feed-forward's width."""

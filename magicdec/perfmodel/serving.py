@@ -15,8 +15,8 @@ own prompt fills the passes; the rest delays first tokens, where an engine puts 
 requests that end together first. 1.5 T_step: the rest of the step that runs when a request comes,
 and its own first. dT is what one prompt adds to the time of those that decode: where chunks of
 prompts share decoding passes, Σ over chunks of linear(b + chunk) − linear(b), and attention; else
-the whole pass. A speculative step emits several
-tokens: t is its time per token; a plan adds its draft's own prefill to dT.
+the whole pass, which takes no less than the host's launches, shared by the prompts that ended in one
+step. A speculative step emits several tokens: t is its time per token; a plan adds its draft's own prefill to dT.
 
 Assumed: equal lengths, or the means of mixed ones; w does not depend on them. Ignored: prefix
 caching, preemption.
@@ -33,7 +33,13 @@ import numpy as np
 
 from magicdec.counts import Array
 from magicdec.perfmodel import memory
-from magicdec.perfmodel.forward import Pass, forward_pass, prefill, prompts_attention
+from magicdec.perfmodel.forward import (
+    Pass,
+    forward_pass,
+    num_launches,
+    prefill,
+    prompts_attention,
+)
 from magicdec.perfmodel.intervals import (
     LEAST_DEVIATION,
     Gains,
@@ -261,20 +267,21 @@ def prefill_seconds(
     active = np.asarray(active, dtype=np.float64) / spread.groups
     room = prompt_room(setup, active)
     chunks = np.maximum(np.ceil(prompt / room), 1.0)
-    uncaptured_s = (
-        chunks * model.num_hidden_layers * engine.graphs.prefill_layer_overhead_s
-        + engine.scheduler.request_overhead_s
-    )
+    besides_s: Any = engine.scheduler.request_overhead_s
     if spread.pp > 1:
-        uncaptured_s = (
-            uncaptured_s + send_op(setup, tokens=prompt, tp_size=tp_size).time_s
-        )
+        sending = send_op(setup, tokens=prompt, tp_size=tp_size)
+        besides_s = besides_s + sending.time_s
     per_pass = _prompts_per_pass(setup, active, chunks, passes)
     uneven = unevenness(per_pass, spread.dp) / spread.pp
     if not engine.scheduler.mixes_prefill:
         alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
-        whole: Array = alone.total_s + uncaptured_s
+        together = _prompts_together(per_pass, np.maximum(room / prompt, 1.0))
+        launches_s = chunks * launching_s(setup) / together
+        whole: Array = np.maximum(alone.total_s, launches_s) + besides_s
         return whole * uneven
+    besides_s = besides_s + (
+        chunks * model.num_hidden_layers * engine.graphs.prefill_layer_overhead_s
+    )
 
     def parts(tokens: Any) -> tuple[Array, Array]:
         return pass_parts(setup, tokens=tokens, tp_size=tp_size, logit_rows=active)
@@ -284,13 +291,25 @@ def prefill_seconds(
     own_after, _ = parts(decoding + prompt / chunks)
     added = chunks * (own_after - own_before)
     added = np.maximum(added, 0.0) + _prompt_attention_s(setup, prompt, tp_size)
-    seconds: Array = (added + uncaptured_s) * uneven
+    seconds: Array = (added + besides_s) * uneven
     if spread.dp == 1:
         return seconds
     together = np.minimum(np.maximum(per_pass, 1.0), spread.dp)
     _, shared_after = parts(decoding + prompt / chunks * together / spread.dp)
     shared_s = np.maximum(shared_after - shared_before, 0.0) * chunks / together
     return seconds + shared_s / spread.pp
+
+
+def launching_s(setup: Setup) -> float:
+    """The host's time for the launches of a pass of prompts alone."""
+    return setup.engine.graphs.launch_s * num_launches(setup.model, setup.at)
+
+
+def _prompts_together(per_step: Array, most: Array) -> Array:
+    """Prompts that share a pass of their own where so many requests end in a step on average, at most
+    `most`: E[N | N > 0] of a Poisson distribution."""
+    mean = np.clip(per_step, 1e-6, 1e6)
+    return np.minimum(mean / -np.expm1(-mean), most)
 
 
 def _prompts_per_pass(setup: Setup, active: Array, chunks: Array, passes: Any) -> Array:

@@ -199,6 +199,11 @@ class EngineGraphs(EngineTable, frozen=True, kw_only=True):
     """Relative error (one standard deviation) of what such a pass adds."""
     prefill_layer_overhead_s: float = 0.0
     """Per layer of a pass with prompts in it: it runs outside captured graphs."""
+    launch_s: float = 0.0
+    """Time in which the host launches a kernel of a pass of prompts alone, which is no faster than its
+    launches."""
+    captured_prompts: bool = False
+    """Whether such a pass replays captured pieces, so few of its kernels are launched one by one."""
     piecewise_host_layer_s: float = 0.0
     """Time in which the host launches a layer of a piecewise pass, which is no faster than that."""
     eager_host_layer_s: float = 0.0

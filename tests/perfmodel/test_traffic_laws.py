@@ -122,6 +122,7 @@ def slower(costs: Costs, factor: float) -> Costs:
         linear=[factor * seconds for seconds in costs.linear],
         prompts=factor * costs.prompts,
         pass_overhead_s=factor * costs.pass_overhead_s,
+        pass_least_s=factor * costs.pass_least_s,
         request_overhead_s=factor * costs.request_overhead_s,
         rows={},
         read={},

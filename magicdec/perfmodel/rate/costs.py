@@ -32,7 +32,7 @@ from magicdec.counts import Array
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.drafting import draft_kv_tokens, draft_of
-from magicdec.perfmodel.serving import pass_parts, prompt_time
+from magicdec.perfmodel.serving import launching_s, pass_parts, prompt_time
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.step import idle_step_s, send_op
@@ -68,6 +68,8 @@ class Costs:
     where an engine does not mix prompts with decoding."""
     pass_overhead_s: float
     """Added to a pass with prompts in it."""
+    pass_least_s: float
+    """The host's launches of a pass of prompts alone, which takes no less."""
     request_overhead_s: float
     """Added to the pass in which a request enters."""
     mixes: bool
@@ -124,6 +126,7 @@ class Costs:
         if self.mixes:
             linear_s = self.linear[decoding + tokens] - self.linear[decoding]
         own_s = sum(map(self.prompt_s, ends)) - sum(map(self.prompt_s, starts))
+        own_s = max(own_s, self.pass_least_s)
         entering_s = entering * self.request_overhead_s
         return max(linear_s, 0.0) + own_s + self.pass_overhead_s + entering_s
 
@@ -171,6 +174,12 @@ def tabulate(
         own = own + predict(setup, acceptance, points).draft_prefill_s
     linear, shared = pass_parts(setup, tokens=np.maximum(tokens, 1.0), tp_size=tp_size)
     own = np.where(length > 0, np.broadcast_to(own, length.shape), 0.0)
+    pass_overhead_s = 0.0
+    pass_least_s = launching_s(setup)
+    if engine.scheduler.mixes_prefill:
+        layers = setup.model.num_hidden_layers
+        pass_overhead_s = layers * engine.graphs.prefill_layer_overhead_s
+        pass_least_s = 0.0
     return Costs(
         contexts=context,
         steps=partial(
@@ -186,8 +195,8 @@ def tabulate(
         shared=np.broadcast_to(shared, tokens.shape).tolist(),
         prompt_lens=length,
         prompts=np.maximum.accumulate(own),
-        pass_overhead_s=setup.model.num_hidden_layers
-        * engine.graphs.prefill_layer_overhead_s,
+        pass_overhead_s=pass_overhead_s,
+        pass_least_s=pass_least_s,
         request_overhead_s=engine.scheduler.request_overhead_s,
         mixes=engine.scheduler.mixes_prefill,
         stages=spread.pp,
