@@ -66,7 +66,7 @@ class DecodePass:
         workspace: Workspace,
         observer: AttentionObserver | None = None,
         write: bool = True,
-        static_shapes: bool = False,
+        static_shapes: bool,
     ) -> None:
         self._cache = cache
         self._workspace = workspace
@@ -84,22 +84,17 @@ class DecodePass:
         """The slots that the queries of a layer see; made once for all layers that see as far."""
         window, chunk = scoring.window, scoring.chunk
         if (window, chunk) not in self._visible:
-            stop = self._longest + self._num_tokens
-            if window is None:
-                first = 0
-            else:
-                first = max(0, self._shortest + 1 - window)
-            is_hidden_early = (
-                window is not None and stop > window
-            ) or chunk is not None
-            if is_hidden_early:
-                num_open = 0
-            else:
-                num_open = self._shortest + 1
+            first = 0
+            num_open = 0
             if self._static_shapes or ring is not None:
                 stop = ring or self._cache.num_slots
-                first = 0
-                num_open = 0
+            else:
+                stop = self._longest + self._num_tokens
+                if window is not None:
+                    first = max(0, self._shortest + 1 - window)
+                is_seen_early = window is None or stop <= window
+                if is_seen_early and chunk is None:
+                    num_open = self._shortest + 1
             self._visible[window, chunk] = Visible(
                 last_BT=self.positions_BT,
                 first=first,
@@ -156,9 +151,9 @@ class Engine:
     A layer of a window keeps so many tokens, and as many more as a pass may write beyond
     (`max_gamma`) or begin before (`max_back`) a sequence's end.
 
-    With `static_shapes` (None: on a CUDA device) a pass reads the whole extent of the cache, and
-    the lengths on the device hide what is beyond a sequence's end: no shape depends on the lengths,
-    as captured graphs need it.
+    On a CUDA device, with `static_shapes`, a pass reads the whole extent of the cache, and the
+    lengths on the device hide what is beyond a sequence's end: no shape depends on the lengths, as
+    captured graphs need it.
     """
 
     def __init__(
@@ -169,7 +164,6 @@ class Engine:
         max_len: int,
         max_gamma: int = MAX_GAMMA,
         max_back: int = MAX_BACK,
-        static_shapes: bool | None = None,
     ) -> None:
         limit = model.spec.max_position_embeddings
         if max_len > limit:
@@ -186,10 +180,7 @@ class Engine:
         self.max_len = max_len
         self.max_gamma = max_gamma
         self.max_back = max_back
-        if static_shapes is None:
-            self.static_shapes = model.device.type == "cuda"
-        else:
-            self.static_shapes = static_shapes
+        self.static_shapes = model.device.type == "cuda"
         # a block drafted at the very end reaches this far
         num_slots = max_len + max_gamma
         model.reserve(num_slots, longest=max_len)
@@ -298,7 +289,7 @@ class Engine:
 
     @torch.inference_mode()
     def prefill_part(
-        self, max_tokens: int, followers: Sequence[PrefillFollower] = ()
+        self, max_tokens: int, followers: Sequence[PrefillFollower]
     ) -> None:
         """One pass over at most so many tokens of the prompts that were begun, for these followers
         to see.

@@ -26,11 +26,10 @@ from torch import Tensor
 
 from magicdec.counts import Counts
 from magicdec.errors import CapacityError, ConfigError, MagicdecError
-from magicdec.runtime import graphs
 from magicdec.runtime.distributed import now_s
 from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.engine import Engine
-from magicdec.runtime.graphs import PhaseTimer, part
+from magicdec.runtime.graphs import PhaseTimer, StepGraphs, part
 from magicdec.runtime.prefill import PREFILL_TOKENS
 from magicdec.runtime.sampling import Proposal, UniformStream, VerifiedBlock, verify
 from magicdec.schema.gamma_table import TableGamma
@@ -225,12 +224,7 @@ class Step:
         self._sampling = sampling
         self._gamma = options.gamma
         self.timer = PhaseTimer(model.device, enabled=options.fences)
-        can_capture = (
-            engine.static_shapes
-            and model.can_capture
-            and graphs.can_capture(model.device)
-        )
-        self.graphs = graphs.StepGraphs(enabled=options.cuda_graphs and can_capture)
+        self.graphs = StepGraphs(enabled=options.cuda_graphs and model.can_capture)
         # the clock would wait within a graph
         model.tp.clock.enabled = options.fences and not self.graphs.enabled
         self._simulated_T: Tensor | None = None
@@ -238,17 +232,13 @@ class Step:
             by_position = _by_position(options.simulate_acceptance, options.gamma)
             self._simulated_T = torch.tensor(by_position, device=model.device)
         self._stream: UniformStream | None = None
-        # captured steps read the random numbers from one place
-        self._numbers: Tensor | None = None
         if not sampling.is_greedy or options.simulate_acceptance is not None:
             self._stream = UniformStream(
                 seed=sampling.seed,
                 num_sequences=num_sequences,
+                batch_size=engine.batch_size,
                 width=self._gamma + 1,
                 device=model.device,
-            )
-            self._numbers = torch.zeros(
-                engine.batch_size, self._gamma + 1, 3, device=model.device
             )
 
     @part("draft")
@@ -314,8 +304,8 @@ class Step:
 
     def begin(self, gamma: int, sequences: np.ndarray) -> None:
         """Draws the step's random numbers, and finds what was captured of steps of its kind."""
-        if self._stream is not None and self._numbers is not None:
-            self._numbers[: len(sequences)] = self._stream.next(sequences)
+        if self._stream is not None:
+            self._stream.draw(sequences)
         self.graphs.begin(self._engine.num_active, self._graph_key(gamma))
 
     def read(
@@ -391,9 +381,9 @@ class Step:
 
     @property
     def _uniforms(self) -> Tensor | None:
-        if self._numbers is None:
+        if self._stream is None:
             return None
-        return self._numbers[: self._engine.num_active]
+        return self._stream.drawn[: self._engine.num_active]
 
 
 class Batch:
@@ -407,7 +397,7 @@ class Batch:
         self._engine = engine
         self._drafter = drafter
         self._options = options
-        self.gamma = 0 if drafter is None else options.gamma
+        self.gamma = options.gamma
         self._device = engine.model.device
         self._queue = list(options.queue)
         self._limits = self._check_limits()

@@ -118,10 +118,6 @@ def part(name: str) -> Callable[[Method], Method]:
     return decorate
 
 
-def can_capture(device: torch.device) -> bool:
-    return device.type == "cuda"
-
-
 def capture(part: Callable[[], T], pool: Any) -> tuple[Replay, T, Any]:
     """Records the part's kernels without running them: how to run them, its results (without values
     as yet), its pool.

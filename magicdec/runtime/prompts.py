@@ -187,16 +187,11 @@ def load_prompts(
     return prompts
 
 
-def _with_repeated_passage(
-    prompt: list[int],
-    *,
-    seed: int,
-    passage: int = 256,
-    cue: int = 24,
-) -> list[int]:
-    """The prompt with its last `cue` tokens replaced by the start of a passage from its first half:
+def _with_repeated_passage(prompt: list[int], *, seed: int) -> list[int]:
+    """The prompt with its last 24 tokens replaced by the start of a passage from its first half:
     the continuation has to be recalled from thousands of tokens back."""
-    passage = min(passage, len(prompt) // 4)
+    cue = 24
+    passage = min(256, len(prompt) // 4)
     last = len(prompt) // 2 - passage
     start = int(np.random.default_rng(seed).integers(0, max(1, last)))
     return prompt[:-cue] + prompt[start : start + cue]

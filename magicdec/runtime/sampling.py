@@ -46,41 +46,46 @@ theirs decides.
 
 class UniformStream:
     """Uniform numbers in [0, 1): for each step, `width` positions × (draft, accept, target) of each
-    sequence.
+    sequence. They keep their place, from which captured steps read them.
     """
 
     def __init__(
-        self, *, seed: int, num_sequences: int, width: int, device: torch.device
+        self,
+        *,
+        seed: int,
+        num_sequences: int,
+        batch_size: int,
+        width: int,
+        device: torch.device,
     ) -> None:
+        self.drawn = torch.zeros(batch_size, width, 3, device=device)
+        """The step's numbers by slot."""
         self._generators: list[np.random.Generator] = []
         for sequence in range(num_sequences):
             philox = np.random.Philox(key=[seed % 2**64, sequence])
             self._generators.append(np.random.Generator(philox))
-        self._width = width
-        self._device = device
         self._step = _STEPS_PER_REFILL
         self._block = torch.empty(0)
 
-    def next(self, sequences: np.ndarray) -> Tensor:
-        """The step's numbers for the sequences in these slots, [B, width, 3]."""
+    def draw(self, sequences: np.ndarray) -> None:
+        """Draws the next step's numbers of the sequences in these slots."""
         if self._step == _STEPS_PER_REFILL:
             self._refill()
         step = self._block[self._step]
         self._step += 1
         is_in_order = (sequences[:-1] < sequences[1:]).all()
-        if is_in_order and len(sequences) == len(step):
-            return step
-        rows = torch.from_numpy(sequences).to(self._device)
-        return step[rows]
+        if not is_in_order or len(sequences) < len(step):
+            step = step[torch.from_numpy(sequences).to(self.drawn.device)]
+        self.drawn[: len(sequences)] = step
 
     def _refill(self) -> None:
         """Draws the numbers of the next steps, each sequence's from its own generator."""
-        shape = (_STEPS_PER_REFILL, self._width, 3)
+        shape = (_STEPS_PER_REFILL, *self.drawn.shape[1:])
         numbers = []
         for generator in self._generators:
             numbers.append(generator.random(shape, dtype=np.float32))
         block = torch.from_numpy(np.stack(numbers, axis=1))
-        self._block = block.to(self._device)
+        self._block = block.to(self.drawn.device)
         self._step = 0
 
 

@@ -108,7 +108,7 @@ class Transformer:
         the host has to know what the router chose."""
         weight = self.embedding.weight_VH
         has_kernels = not self.spec.is_moe or kernels.can_fuse(weight)
-        return self.tp.can_capture and has_kernels
+        return weight.is_cuda and has_kernels and self.tp.can_capture
 
     def reserve(self, num_positions: int, *, longest: int) -> None:
         """Prepares rotations of positions 0..num_positions-1, for sequences of at most `longest`

@@ -69,7 +69,6 @@ class DraftModelDrafter(ModelDrafter):
             max_len=engine.max_len,
             max_gamma=engine.max_gamma,
             max_back=engine.max_back,
-            static_shapes=engine.static_shapes,
         )
         self._prefilled: Snapshot | None = None
         self._prefill_count = -1

@@ -55,9 +55,9 @@ class Sequence:
 class SuffixDrafter(Drafter):
     """Drafts on the host, one sequence after the other."""
 
-    def __init__(self, engine: Engine, settings: SuffixSettings | None = None) -> None:
+    def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        self._settings = settings or SuffixSettings()
+        self._settings = SuffixSettings()
         self._sequences: dict[int, Sequence] = {}
         self._clear()
 

@@ -51,7 +51,6 @@ def load_head(
     method: DraftMethod | None = None,
     weights: Literal["checkpoint", "random"] = "checkpoint",
     target_directory: Path | None = None,
-    seed: int = 0,
 ) -> Head:
     """This rank's shard of a head for a target. `directory`: the head's; None: the head is a part
     of the target's checkpoint, in `target_directory`.
@@ -76,7 +75,7 @@ def load_head(
     if weights == "random":
         is_offset = layout.spec.norm.kind.endswith("plus_one")
         source = RandomTensors(
-            seed=seed,
+            seed=0,
             device=target.device,
             dtype=target.dtype,
             norm_weight=0.0 if is_offset else 1.0,
