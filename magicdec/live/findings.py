@@ -250,8 +250,12 @@ def _on_command(
             command.engine, command.version or "", generation, layer, backend
         )
         if refusal is not None:
-            why = refusal.says
-            find("a layer that a backend refuses", backend=backend, why=why)
+            find(
+                "a layer that a backend refuses",
+                architecture=backend,
+                backend=backend,
+                why=refusal.says,
+            )
             break
         runs = attention_path(asked, device, layer).backend
         if command.speculation is not None:

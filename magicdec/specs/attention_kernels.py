@@ -300,12 +300,13 @@ def refusal_of(
         is_there = row.is_there(engine, version, generation)
         if row.backend == backend and is_there and row.takes(layer):
             return row
-    sorts = {
-        row.of
-        for row in tables().backends
-        if row.backend == backend and row.is_there(engine, version, generation)
-    }
-    if sorts and layer.sort not in sorts:
-        says = f"it has no kernel for attention over {SORTS[layer.sort]}"
-        return Refusal(engine=engine, backend=backend, says=says)
-    return None
+    there = [
+        row for row in tables().backends if row.is_there(engine, version, generation)
+    ]
+    own = dict.fromkeys(row.backend for row in there if row.takes(layer))
+    if backend in own or backend not in (row.backend for row in there):
+        return None
+    says = f"it has no kernel for attention over {SORTS[layer.sort]}"
+    if own:
+        says += f"; {', '.join(own)}: the known ones that have"
+    return Refusal(engine=engine, backend=backend, says=says)

@@ -130,6 +130,10 @@ def test_latents_on_a_backend_of_heads_and_in_releases_that_fail_to_capture() ->
         "over latents" in wrong_with(f"{GLM} --attention-backend FLASHINFER", "h100")[0]
     )
     assert wrong_with(f"{GLM} --attention-backend FLASHMLA", "h100") == []
+    sglang = "python -m sglang.launch_server --model-path zai-org/GLM-4.7-Flash"
+    (refused,) = wrong_with(f"{sglang} --attention-backend trtllm_mha", "b200")
+    assert "trtllm_mla" in refused
+    assert wrong_with(f"{sglang} --attention-backend flashinfer", "b200") == []
     older = "docker run vllm/vllm-openai:v0.24.0 --model " + GLM.removeprefix(
         "vllm serve "
     )

@@ -382,11 +382,7 @@ class IndexerCurve(KernelCurve, frozen=True, kw_only=True):
         key_bytes = batch * kv_len * size * KEY_BYTES
         num_bytes = key_bytes + batch * query * kv_len * SCORE_BYTES
         speedup = cache_speedup(
-            hw,
-            self.l2_fraction,
-            self.l2_bandwidth_ratio,
-            num_bytes,
-            working_set,
+            hw, self.l2_fraction, self.l2_bandwidth_ratio, num_bytes, working_set
         )
         memory_s = (
             num_bytes / (self.bandwidth_efficiency * hw.memory_bytes_per_s) / speedup

@@ -413,8 +413,14 @@ def check_backend(
         refusal = refusal_of(name, engine.version, generation_of(hw), layer, backend)
         if refusal is None:
             continue
-        rule = "a layer that a backend refuses"
-        found = finding(rule, name, engine.version, backend=backend, why=refusal.says)
+        found = finding(
+            "a layer that a backend refuses",
+            name,
+            engine.version,
+            architecture=backend,
+            backend=backend,
+            why=refusal.says,
+        )
         if found is not None and found.kind == "wrong":
             raise ConfigError(found.says)
 
