@@ -308,8 +308,10 @@ def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
             return [latent_attention(p.at, work, count=count, factor=factor)]
         one = np.where(p.query_len > 1, 0.0, count)
         absorbed = latent_attention(p.at, work, count=one, factor=factor)
-        several = _expanded(mixer, p, kv_len, count=count - one, factor=factor)
-        return [absorbed, *several]
+        return [
+            absorbed,
+            *_expanded(mixer, p, kv_len, count=count - one, factor=factor),
+        ]
     curve = PrefillCurve.known(p.at.hw)
     if curve is not None:
         expanded = Attention(

@@ -40,7 +40,12 @@ from magicdec.perfmodel.kernels.base import (
     waves,
 )
 from magicdec.perfmodel.kernels.op import Cost, Op, OpTime, Where, operation
-from magicdec.specs.attention_kernels import AttentionLayer, KernelLaw, attention_path
+from magicdec.specs.attention_kernels import (
+    AttentionLayer,
+    AttentionPath,
+    KernelLaw,
+    attention_path,
+)
 from magicdec.specs.device import Device
 
 
@@ -71,6 +76,7 @@ LATENT_STARTS: tuple[Mapping[str, float], ...] = (
     {"max_splits": 1.5},
     {"max_splits": 200.0, "wave_weight": 0.05},
 )
+UNTIMED = KernelLaw(title="attention over one row", is_timed=False)
 KERNEL_ALONE = "attention kernel"
 LATENT_LANE = "TensorRT-LLM"
 
@@ -95,22 +101,8 @@ def latent_seconds(
     law: KernelLaw | None = None,
 ) -> OpTime:
     """Grouped-query attention over one KV head, of the same bytes and FLOPs."""
-    heads = (
-        as_array(work.num_heads)
-        * as_array(work.flops_per_pair)
-        / (2.0 * as_array(work.row))
-    )
-    alike = Attended(
-        work.batch,
-        work.query_len,
-        work.kv_len,
-        heads,
-        1.0,
-        as_array(work.row) / 2.0,
-        work.kv_dtype,
-        work.kv_reads,
-        law,
-    )
+    heads = work.num_heads * work.flops_per_pair / (2.0 * work.row)
+    alike = Attended(*work[:3], heads, 1.0, work.row / 2.0, *work[6:], law)
     tiles = _tiles(curve, work, law)
     return AttentionCurve.seconds(curve, hw, alike, working_set, tiles)
 
@@ -121,13 +113,13 @@ def _tiles(curve: AttentionCurve, work: Latents, law: KernelLaw | None) -> Tiles
     heads = as_array(work.num_heads)
     query_len = as_array(work.query_len)
     rows = np.maximum(heads * query_len, 1e-9)
-    is_narrow = heads <= curve.narrow_heads
+    is_narrow: Any = heads <= curve.narrow_heads
     size: Any = np.where(is_narrow, curve.narrow_tile_rows, curve.tile_rows)
     packs = True
     packs_tokens = curve.narrow_heads <= 0
     reread = curve.tile_traffic
     if law is not None and law.tiles:
-        is_narrow, size = np.False_, law.tiles[-1]
+        is_narrow, size = False, law.tiles[-1]
         packs, packs_tokens = law.packs, law.packs_tokens
         reread = max(reread, law.reread)
     elif curve.tile_rows <= 0:
@@ -226,16 +218,14 @@ class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
             parameters["bandwidth_efficiency"] = Free(
                 prior=wide.bandwidth_efficiency, spread=0.03
             )
-        starts = []
-        for constants in LATENT_STARTS:
-            starts.append(
-                {name: constants[name] for name in constants if name in parameters}
-            )
-        curves = []
-        for blocks in LATENT_BLOCKS:
-            curves.append(
-                msgspec.structs.replace(start, blocks_per_multiprocessor=blocks)
-            )
+        starts = [
+            {name: each[name] for name in each if name in parameters}
+            for each in LATENT_STARTS
+        ]
+        curves = [
+            msgspec.structs.replace(start, blocks_per_multiprocessor=blocks)
+            for blocks in LATENT_BLOCKS
+        ]
         return best_fit(
             curves,
             parameters,
@@ -262,37 +252,31 @@ def latent_attention(
     batch, query_len, kv_len, heads = (
         np.asarray(value, dtype=np.float64) for value in work[:4]
     )
-    if engine.kernels.kv_reads == "per_query":
-        reads = query_len
-    else:
-        reads = np.minimum(query_len, 1.0)
+    rereads = engine.kernels.kv_reads == "per_query"
+    reads = query_len if rereads else np.minimum(query_len, 1.0)
     cost = Cost(
         flops=batch * query_len * kv_len * heads * work.flops_per_pair,
         kv_bytes=batch * kv_len * work.row * precision.kv_bytes * reads,
     )
     kv_dtype = precision.kv_dtype
-    ordinary = AttentionCurve.of(hw, kv_dtype)
-    own = LatentCurve.known(hw, kv_dtype) if name == "attention" else None
-    if own is None:
-        factor = factor * engine.kernels.attention_factor
-    work = work._replace(kv_dtype=kv_dtype, kv_reads=engine.kernels.kv_reads)
-
-    def seconds(law: KernelLaw | None) -> OpTime:
-        curve = ordinary
-        if own is not None and (law is None or law.is_timed):
-            curve = own
-        return latent_seconds(curve, hw, work, law=law)
-
+    path = AttentionPath("", (UNTIMED,))
     if name == "attention":
         layer = AttentionLayer(kv_dtype, float(work.row), sort="latents")
         path = attention_path(engine, hw, layer)
-        time = by_path(path, query_len, seconds)
+    is_timed = (path.one_token or path.laws[0]).is_timed
+    own = LatentCurve.known(hw, kv_dtype) if is_timed else None
+    if own is None:
+        factor = factor * engine.kernels.attention_factor
+    curve = own or AttentionCurve.of(hw, kv_dtype)
+    work = work._replace(kv_dtype=kv_dtype, kv_reads=engine.kernels.kv_reads)
+    basis = unmeasured(name, "carried over" if path.backend else "roofline")
+    if is_timed:
         basis = LatentCurve.basis(hw, name, work, precision.narrow_cache)
-        if not all(law.is_timed for law in path.laws):
-            basis = unmeasured(name, "carried over")
-    else:
-        time = seconds(None)
-        basis = unmeasured(name)
+
+    def seconds(law: KernelLaw) -> OpTime:
+        return latent_seconds(curve, hw, work, law=law)
+
+    time = by_path(path, query_len, seconds)
     return operation(
         name,
         "attention",
