@@ -197,6 +197,31 @@ def test_the_backend_that_was_faster_is_faster() -> None:
     assert np.median(errors) < 0.3
 
 
+SPLIT = {"1": 2.05, "2": 1.93, "4": 1.94}
+"""Tokens per second with Triton's kernel split for several tokens over those without, by drafted tokens:
+Gemma-4-31B in int4 with its assistant over 30,000 tokens on an A100 (vLLM pull request 45450)."""
+
+
+def test_what_splitting_a_verification_gives() -> None:
+    """Nothing is fitted to it. 0.33 splits."""
+    row = {
+        "model": "gemma-4-31b",
+        "device": "a100",
+        "tp": "1",
+        "weights": "int4",
+        "cache": "bf16",
+        "backend": "TRITON_ATTN",
+        "draft": "mtp",
+        "context": "30000",
+    }
+    for gamma, measured in SPLIT.items():
+        before, after = (
+            step_ms({**row, "version": version, "gamma": gamma})
+            for version in ("0.28", "0.33")
+        )
+        assert 1.0 < before / after / measured < 1.6
+
+
 def test_what_a_token_of_context_costs_by_backend_on_two_r9700() -> None:
     """Qwen3.8-27B in fp8 with its module, K 4: slopes, since the level is of the card and its link. A block's rates
     in ROCM_ATTN, and with an fp8 cache, are of these rows; AITER's is not."""
