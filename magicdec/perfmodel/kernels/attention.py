@@ -506,6 +506,12 @@ class Tiled(NamedTuple):
     is_several: Any
 
 
+def least_tile(law: KernelLaw, rows: Any) -> Array:
+    """Rows of the least tile that holds so many, or of the largest."""
+    sizes = np.asarray(law.tiles)
+    return np.asarray(sizes[np.searchsorted(sizes, np.minimum(rows, sizes[-1]))])
+
+
 def _tiled(law: KernelLaw, batch: Any, query_len: Any, group: Any) -> Tiled:
     """The least tile that holds the rows, or several of the largest. One token's heads share tiles
     in every kernel."""
@@ -521,9 +527,7 @@ def _tiled(law: KernelLaw, batch: Any, query_len: Any, group: Any) -> Tiled:
     deciding = rows
     if law.tile_of_batch:
         deciding = (batch * query_len - batch + 1.0) * per_token
-    sizes = np.asarray(law.tiles)
-    places = np.searchsorted(sizes, np.minimum(deciding, sizes[-1]))
-    size = sizes[places]
+    size = least_tile(law, deciding)
     count = np.ceil(rows / size)
     reading = count if law.packs_tokens else apart * count
     further = np.where(is_several, reading - 1.0, 0.0)

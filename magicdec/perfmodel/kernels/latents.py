@@ -25,6 +25,7 @@ from magicdec.perfmodel.kernels.attention import (
     KvReads,
     Tiles,
     by_path,
+    least_tile,
 )
 from magicdec.perfmodel.kernels.base import (
     KernelCurve,
@@ -119,8 +120,8 @@ def _tiles(curve: AttentionCurve, work: Latents, law: KernelLaw | None) -> Tiles
     packs_tokens = curve.narrow_heads <= 0
     reread = curve.tile_traffic
     if law is not None and law.tiles:
-        is_narrow, size = False, law.tiles[-1]
-        packs, packs_tokens = law.packs, law.packs_tokens
+        is_narrow, packs, packs_tokens = False, law.packs, law.packs_tokens
+        size = least_tile(law, rows if packs_tokens else heads)
         reread = max(reread, law.reread)
     elif curve.tile_rows <= 0:
         return None

@@ -268,6 +268,11 @@ def _kernels_notes(cases: list[Case]) -> Iterator[str]:
                     f"how {titles} takes several tokens depends on its release, and no server on {name} "
                     "tells it: the interval holds both"
                 )
+            elif any(law.expands for law in path.laws):
+                yield (
+                    f"{path.backend} expands the whole context in each step of several tokens"
+                    + (f"; {path.costs}" if path.costs else "")
+                )
             elif path.loses_graphs:
                 yield (
                     f"{path.laws[0].title} keeps steps of several tokens out of captured graphs there, which "
