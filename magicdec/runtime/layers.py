@@ -363,8 +363,9 @@ class ShardedExperts:
         if kind.scoring == "sigmoid_of_input":
             inputs = (weights_MC[..., None] * x_MH[:, None]).flatten(0, 1)
             weights_MC = torch.ones_like(weights_MC)
-        gate_up_RF = self.gate_up(inputs, choices)
-        inner_RF = activated(gate_up_RF, kind.activation, gated=kind.gated)
+        inner_RF = activated(
+            self.gate_up(inputs, choices), kind.activation, gated=kind.gated
+        )
         outputs_MCH = self.down(inner_RF, choices).view(*weights_MC.shape, -1)
         output_MH = torch.bmm(weights_MC[:, None], outputs_MCH).squeeze(1)
         if self.shared is not None:
