@@ -28,7 +28,7 @@ from magicdec.live.room import (
     sequences_at_once,
     users_in_cache,
 )
-from magicdec.live.settings import costs_of, slowed, times_as_long
+from magicdec.live.settings import costs_of, settings_of, slowed, times_as_long
 from magicdec.perfmodel.plan.request import on_generation
 from magicdec.perfmodel.planner import answered
 from magicdec.schema.row import Candidate
@@ -175,11 +175,12 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
     waiting = math.prod(
         change.gain or 1.0 for change in changes if change.kind == "cost"
     )
-    alone_times = times_as_long(command, plain) * waiting
+    alone_times = times_as_long(plain, settings_of(command, plain)) * waiting
+    settings = settings_of(command, now)
     without_draft = slowed(alone, alone_times, alone_times)
     as_it_is: Candidate | None = without_draft
     if drafted is not None:
-        own_times = times_as_long(command, drafted) * waiting
+        own_times = times_as_long(drafted, settings) * waiting
         as_it_is = slowed(drafted.row, own_times, alone_times)
     elif speculation is not None and speculation.gamma_at(alone.batch_size) != 0:
         as_it_is = None
@@ -197,7 +198,7 @@ def check_command(command: ServeCommand, load: AskedLoad) -> Check:
         assert steps[0].command is not None
         changes += check_command(steps[0].command, load).changes
     else:
-        costs = costs_of(command, now)
+        costs = costs_of(now, settings)
         changes += [*costs, *weighed(command, now, ways, costs)]
         if drafted is not None:
             changes += table_by_batch(command, drafted)

@@ -23,7 +23,7 @@ from magicdec.live.options import (
     takes_draft,
     without_draft,
 )
-from magicdec.live.settings import costs_of, staying_times
+from magicdec.live.settings import Setting, costs_of, settings_of, times_as_long
 from magicdec.naming import draft_name
 from magicdec.perfmodel.intervals import engine_error
 from magicdec.perfmodel.plan.draws import Draws, draws_of
@@ -357,12 +357,12 @@ def weighed(
 
     Gains are of the server's own path without the settings that other advice leaves out.
     """
-    now_times = staying_times(command, now)
+    now_times = _staying_times(command, now)
     worth = []
     for way in ways:
         change = way.change
         assert way.served is not None
-        times = now_times / staying_times(_drafting(command, way.served), way.served)
+        times = now_times / _staying_times(command, way.served)
         change = msgspec.structs.replace(
             change,
             gain=(change.gain or 0.0) * times,
@@ -380,20 +380,26 @@ def weighed(
     most, served = max(worth, key=lambda each: each[0].gain or 0.0)
     named = {change.change for change in costs if change.is_advice}
     needed = []
-    for change in costs_of(_drafting(command, served), served):
+    for change in costs_of(served, _settings_with(command, served)):
         if change.kind != "exactness" and change.change not in named:
             reason = f"{change.reason}, once this is made: {most.change}"
             needed.append(msgspec.structs.replace(change, reason=reason))
     return [*alternatives, *needed]
 
 
-def _drafting(command: ServeCommand, served: Served) -> ServeCommand:
-    """The command with what would run in place of its own draft."""
+def _settings_with(command: ServeCommand, served: Served) -> list[Setting]:
+    """The command's settings with what would run in place of its own draft."""
     speculation = command.speculation
     row = served.row
-    if speculation is not None and speculation.draft in (row.draft, row.draft_method):
-        return command
-    return msgspec.structs.replace(command, speculation=None)
+    if speculation is None or speculation.draft not in (row.draft, row.draft_method):
+        command = msgspec.structs.replace(command, speculation=None)
+    return settings_of(command, served)
+
+
+def _staying_times(command: ServeCommand, served: Served) -> float:
+    """Times as long as a step takes with the settings that cannot be left out."""
+    settings = _settings_with(command, served)
+    return times_as_long(served, [each for each in settings if each.advice is None])
 
 
 # Its kernel, and its gamma by batch

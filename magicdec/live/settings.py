@@ -506,19 +506,17 @@ def with_longer_steps(engine: EngineProfile, more_s: float) -> EngineProfile:
 # Their prices
 
 
-def costs_of(command: ServeCommand, served: Served) -> list[Change]:
+def costs_of(served: Served, settings: Sequence[Setting]) -> list[Change]:
     """The advice to leave out each of a command's settings, priced against the command without it."""
-    settings = settings_of(command, served)
-    of_path = [setting for setting in settings if setting.path is not None]
-    staying = [setting for setting in of_path if setting.advice is None]
+    staying = [setting for setting in settings if setting.advice is None]
     changes = []
     for setting in settings:
         change = setting.advice
         if change is None:
             continue
         if setting.path is not None:
-            others = [other for other in of_path if other is not setting]
-            change = _priced(served, setting, of_path, others)
+            others = [other for other in settings if other is not setting]
+            change = _priced(served, setting, settings, others)
             if not change.is_advice:
                 # what it costs may be hidden by another one that is to be left out
                 change = _priced(served, setting, [*staying, setting], staying)
@@ -526,27 +524,16 @@ def costs_of(command: ServeCommand, served: Served) -> list[Change]:
     return changes
 
 
-def times_as_long(command: ServeCommand, served: Served) -> float:
-    """Time between tokens with all settings of a command over that of the engine as it is by default."""
-    settings = settings_of(command, served)
-    times = _path_times(served, settings)
+def times_as_long(served: Served, settings: Sequence[Setting]) -> float:
+    """Time between tokens with these settings over that of the engine as it is by default."""
+    times = 1.0
+    as_set_s = times_as_set(served, settings)
+    if as_set_s is not None:
+        times = statistics.fmean(as_set_s) / served.row.between_tokens_s
     for setting in settings:
         if setting.path is None and setting.advice and setting.advice.kind == "cost":
             times *= setting.advice.gain or 1.0
     return times
-
-
-def staying_times(command: ServeCommand, served: Served) -> float:
-    """The time between tokens with the settings that cannot be left out, over that with none."""
-    settings = settings_of(command, served)
-    return _path_times(served, [each for each in settings if each.advice is None])
-
-
-def _path_times(served: Served, settings: Sequence[Setting]) -> float:
-    as_set_s = times_as_set(served, settings)
-    if as_set_s is None:
-        return 1.0
-    return statistics.fmean(as_set_s) / served.row.between_tokens_s
 
 
 def _priced(

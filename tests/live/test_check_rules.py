@@ -332,8 +332,11 @@ def test_a_slowed_row_is_slower_by_as_much_wherever_its_time_stands() -> None:
 
 def test_what_is_set_otherwise_is_compared_alike() -> None:
     alone = served_of(draft="none")
-    assert settings.times_as_long(command_of(), alone) == 1.0
-    eager = settings.times_as_long(command_of("--enforce-eager"), alone)
+    assert (
+        settings.times_as_long(alone, settings.settings_of(command_of(), alone)) == 1.0
+    )
+    of_command = settings.settings_of(command_of("--enforce-eager"), alone)
+    eager = settings.times_as_long(alone, of_command)
     engine = settings.with_host_times(alone.case.engine)
     row = alone.row_as(engine.as_set(settings.PathOptions(enforce_eager=True)))
     assert row is not None
@@ -363,8 +366,9 @@ def test_a_setting_costs_what_the_server_gains_without_it(one: str, other: str) 
         written = [option for option in options if option != "eager drafter"]
         command = command_of(*written, f"--speculative-config '{json.dumps(config)}'")
         command = msgspec.structs.replace(command, version="0.24.0")
-        times = settings.times_as_long(command, served)
-        return times, settings.costs_of(command, served)
+        found = settings.settings_of(command, served)
+        times = settings.times_as_long(served, found)
+        return times, settings.costs_of(served, found)
 
     both_times, costs = as_set(one, other)
     gains = sorted(change.gain or 0.0 for change in costs if change.kind == "cost")  # fmt: skip

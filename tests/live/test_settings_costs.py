@@ -14,7 +14,7 @@ import magicdec
 from magicdec.live.change import Change, Served, in_order
 from magicdec.live.check import Check
 from magicdec.live.load import AskedLoad, request_of
-from magicdec.live.settings import costs_of, times_as_long
+from magicdec.live.settings import costs_of, settings_of, times_as_long
 from magicdec.perfmodel.planner import answered
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
@@ -48,7 +48,7 @@ def served() -> Served:
 
 def costs(options: str) -> list[Change]:
     command = read_serve_command(f"{PLAIN} {options}")
-    return costs_of(command, served())
+    return costs_of(served(), settings_of(command, served()))
 
 
 def test_a_command_without_a_fault_has_no_cost() -> None:
@@ -140,7 +140,8 @@ def test_an_engine_whose_host_was_not_timed_takes_half_of_vllms() -> None:
     )
     sglang = replace(case, engine=load_engine("sglang"))
     here = Served(case=sglang, option=None, row=row)
-    (found,) = costs_of(read_serve_command(text), here)
+    command = read_serve_command(text)
+    (found,) = costs_of(here, settings_of(command, here))
     graphs = load_engine("vllm").graphs
     layers = load_model_spec(MODEL).num_hidden_layers
     waits_s = max(layers * graphs.eager_host_layer_s - row.step.step_s, 0.0)
@@ -225,7 +226,8 @@ def test_a_server_is_as_slow_as_its_graphs_that_are_not_captured() -> None:
     times = []
     for options in ("--max-cudagraph-capture-size 4", FAULTS["no graphs"][0]):
         command = read_serve_command(f"{PLAIN} {options} --no-async-scheduling")
-        times.append(times_as_long(command, served()))
+        times.append(times_as_long(served(), settings_of(command, served())))
     assert times[0] > 1.0
     assert times[0] == pytest.approx(times[1])
-    assert times_as_long(read_serve_command(PLAIN), served()) == 1.0
+    plain = settings_of(read_serve_command(PLAIN), served())
+    assert times_as_long(served(), plain) == 1.0

@@ -13,7 +13,7 @@ from magicdec.live.change import Change, Served
 from magicdec.live.findings import _on_command
 from magicdec.live.load import AskedLoad, request_of
 from magicdec.live.room import users_in_cache
-from magicdec.live.settings import costs_of, times_as_long
+from magicdec.live.settings import costs_of, settings_of, times_as_long
 from magicdec.perfmodel.plan.request import Case, PlanRequest
 from magicdec.perfmodel.planner import answered
 from magicdec.specs.catalog import load_model_spec
@@ -56,8 +56,9 @@ def priced(text: str, *, hardware: str = "h100", draft: str = "none") -> Priced:
     row = answer.document.best
     option = None if draft == "none" else answer.case.option_of(row)
     served = Served(case=answer.case, option=option, row=row)
-    times = times_as_long(command, served)
-    return Priced(row.between_tokens_s * times, costs_of(command, served))
+    settings = settings_of(command, served)
+    times = times_as_long(served, settings)
+    return Priced(row.between_tokens_s * times, costs_of(served, settings))
 
 
 def of_sglang(version: str, words: str, variable: str = "") -> str:
@@ -454,7 +455,9 @@ def test_thresholds_lose_nothing_where_the_check_is_greedy():
         answer = answered(asked, load_model_spec(request.model), [])[0][0]
         row = answer.document.best
         served = Served(case=answer.case, option=answer.case.option_of(row), row=row)
-        kinds = [change.kind for change in costs_of(command, served)]
+        kinds = [
+            change.kind for change in costs_of(served, settings_of(command, served))
+        ]
         assert kinds.count("exactness") == count
 
 
