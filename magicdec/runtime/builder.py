@@ -494,10 +494,10 @@ class Builder:
         products: list[GroupedLinear] = []
         for i in range(count):
             if are_stacked:
-                mlp = self._stacked_expert(experts, i, kind)
+                linears = self._stacked_expert(experts, i, kind)
             else:
                 mlp = self._mlp(f"{experts}.{i}", kind.expert, SINGLE, matrices)
-            linears = (mlp.gate_up, mlp.down)
+                linears = (mlp.gate_up, mlp.down)
             if not products:
                 products = [_room_for(count, linear) for linear in linears]
             for grouped, linear in zip(products, linears, strict=True):
@@ -553,8 +553,9 @@ class Builder:
 
     def _stacked_expert(
         self, prefix: str, index: int, kind: MixtureSpec
-    ) -> layers.ShardedMLP:
-        """An expert from tensors that hold all of them, inputs first."""
+    ) -> tuple[ColumnParallelLinear, ColumnParallelLinear]:
+        """An expert's products, gate with up and down, from tensors that hold all experts, inputs
+        first."""
         hidden = self._spec.hidden_size
         width = kind.width
         count = kind.num_experts
@@ -575,11 +576,9 @@ class Builder:
             )
         if self._tp.rank > 0:  # the first shard adds it
             down_bias = None
-        return layers.ShardedMLP(
-            gate_up=ColumnParallelLinear(weight=gate_up, bias=gate_up_bias),
-            down=RowParallelLinear(weight=down, bias=down_bias, tp=SINGLE),
-            activation=kind.activation,
-            gated=kind.gated,
+        return (
+            ColumnParallelLinear(weight=gate_up, bias=gate_up_bias),
+            ColumnParallelLinear(weight=down, bias=down_bias),
         )
 
     def _stacked_inner(self, name: str, shape: tuple[int, ...], one: slice) -> Tensor:

@@ -235,7 +235,7 @@ class TensorSource(Protocol):
         """A whole tensor of integers or booleans, in its stored type."""
 
     def check_all_read(
-        self, beside: tuple[str, ...] = (), *, within: tuple[str, ...] = ("",)
+        self, beside: tuple[str, ...], *, within: tuple[str, ...] = ("",)
     ) -> None:
         """Raises CheckpointError for a tensor that nobody asked for: the model computes something
         else.
@@ -372,7 +372,7 @@ class CheckpointDirectory:
         return torch.empty(shape, device=self._device, dtype=stored.dtype).copy_(stored)
 
     def check_all_read(
-        self, beside: tuple[str, ...] = (), *, within: tuple[str, ...] = ("",)
+        self, beside: tuple[str, ...], *, within: tuple[str, ...] = ("",)
     ) -> None:
         unused: tuple[str, ...] = COMPUTED_TENSORS
         if self._quantization is not None:
@@ -656,7 +656,7 @@ class RandomTensors:
         return torch.zeros(shape, device=self._device, dtype=torch.long)
 
     def check_all_read(
-        self, beside: tuple[str, ...] = (), *, within: tuple[str, ...] = ("",)
+        self, beside: tuple[str, ...], *, within: tuple[str, ...] = ("",)
     ) -> None:
         """Nothing is left over: a tensor comes into being when it is read."""
 

@@ -162,7 +162,7 @@ SINGLE = TensorParallel()
 
 
 def join_world(
-    device_type: str = "cpu", listener: socket.socket | None = None
+    device_type: str, listener: socket.socket | None = None
 ) -> TensorParallel:
     """This process's place among the ranks of its environment (torchrun's variables), which are one
     tensor-parallel group. Without such variables: a group of one.

@@ -343,9 +343,7 @@ def rotate_(
     return heads_BTND
 
 
-def rotary_frequencies(
-    rope: Rope, device: torch.device, *, is_long: bool = False
-) -> Tensor:
+def rotary_frequencies(rope: Rope, device: torch.device, *, is_long: bool) -> Tensor:
     """The angle per position of each pair, [D/2], stretched to longer contexts.
 
     linear: all divided by `factor`. llama3: wavelengths beyond original/low_freq_factor are divided

@@ -134,7 +134,7 @@ class HeadLayout:
 
 
 def read_layout(
-    path: Path, target: ModelSpec, *, method: DraftMethod | None = None
+    path: Path, target: ModelSpec, *, method: DraftMethod | None
 ) -> HeadLayout:
     """The head in a directory. `method`: what it is, where its configuration need not say so.
 
