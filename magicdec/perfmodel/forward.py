@@ -494,20 +494,19 @@ def num_launches(model: ModelSpec, at: Where) -> float:
         return REPLAY_LAUNCHES * model.num_hidden_layers
     is_narrow = matrix_dtype(*at) != at.precision.compute_dtype
     launches = 2.0 * sum(layer.num_sublayers for layer in model.layers)
-    own = [
-        (mixer, count, MIXER_LAUNCHES.get(type(mixer), RECURRENT_LAUNCHES))
-        for mixer, count in model.mixers
-    ]
+    parts: list[tuple[Sequence[Projection], int]] = []
+    for mixer, count in model.mixers:
+        launches += count * MIXER_LAUNCHES.get(type(mixer), RECURRENT_LAUNCHES)
+        parts.append((mixer.projections(model.hidden_size), count))
     for mlp, count in model.feed_forwards:
-        own.append((mlp, count, EXPERT_LAUNCHES if mlp.num_experts else 1.0))
-    for part, count, others in own:
-        products = 0.0
-        for projection in _joined(part.projections(model.hidden_size)):
+        launches += count * (EXPERT_LAUNCHES if mlp.num_experts else 1.0)
+        parts.append((mlp.projections(model.hidden_size), count))
+    for projections, count in parts:
+        for projection in _joined(projections):
             if projection.name == "router":
-                products += 1.0
+                launches += count
             elif not projection.name.startswith("shared_"):
-                products += 1.0 + is_narrow
-        launches += count * (products + others)
+                launches += count * (1.0 + is_narrow)
     return launches
 
 
