@@ -275,7 +275,7 @@ def _kernels_notes(cases: list[Case]) -> Iterator[str]:
                 )
             elif path.loses_graphs:
                 yield (
-                    f"{path.laws[0].title} keeps steps of several tokens out of captured graphs there, which "
+                    f"{path.backend or 'attention'} keeps steps of several tokens out of captured graphs there, which "
                     "costs half or one and a half times what is priced"
                 )
     for case in cases:
