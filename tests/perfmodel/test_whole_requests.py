@@ -17,6 +17,7 @@ from magicdec.perfmodel.planner import make_plan
 from magicdec.perfmodel.serving import Cycle, prefill_seconds, serving_time, unevenness
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.engine import load_engine
+from magicdec.specs.serve_command import read_serve_command
 from magicdec.specs.workload import RequestShape, WorkloadSpec
 
 HOUR_S = 3600.0
@@ -405,3 +406,23 @@ def test_prompts_of_one_step_share_its_launches() -> None:
     )
     ended = np.random.default_rng(0).poisson(1.0, 100_000)
     assert alone / shared == pytest.approx(ended[ended > 0].mean(), rel=0.01)
+
+
+def test_a_server_that_captures_no_prompts_launches_each_of_their_kernels() -> None:
+    """Qwen3-30B-A3B in 16 bits: 4 for norms and sums, 2 products and 5 more of attention, router and 9 of experts."""
+    text = "python -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B "
+    launches = []
+    for option in ("", "--disable-piecewise-cuda-graph"):
+        engine = read_serve_command(text + option).started_engine
+        setup = Setup.of(
+            "qwen3-30b-a3b", "h100", engine, weight_dtype="bf16", kv_dtype="bf16"
+        )
+        launches.append(num_launches(setup.model, setup.at) / 48)
+    assert launches == [6.0, 21.0]
+
+
+def test_prompts_of_recurrent_layers_are_launched_one_by_one() -> None:
+    """Qwen3.8-27B on a GB300: first tokens of 1,024 after 72 ms (SGLang's cookbook), 10 of them a step."""
+    setup = served("qwen3.8-27b", "bf16", "gb300", "0.5.18")
+    seconds = prefill_seconds(setup, active=1.0, prompt_len=1024.0, tp_size=1)
+    assert 0.035 < float(seconds) < 0.072

@@ -124,6 +124,7 @@ def command_of(start: Start, given: Given) -> ServeCommand:
         has_microbatches=said.truth("microbatches") is True,
         attention_backend=target_backend,
         draft_attention_backend=draft_backend,
+        captures_prompts=said.truth("captured_prompts"),
         has_custom_all_reduce=said.truth("custom_all_reduce") is not False,
         reaches_peers=said.truth("peers") is not False,
         frees_windows=said.truth("window_cache") is not False,

@@ -111,6 +111,8 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     """The target's attention backend, where the command says."""
     draft_attention_backend: str = ""
     """The draft's."""
+    captures_prompts: bool | None = None
+    """Whether SGLang's passes over prompts replay captured pieces, where the command says."""
     has_custom_all_reduce: bool = True
     """Whether the engine sums over ranks by its own kernels."""
     reaches_peers: bool = True
@@ -212,6 +214,9 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
         if self.prefill_tokens is not None:
             tokens = {"scheduler.prefill_tokens": self.prefill_tokens}
             engine = engine.with_constants(tokens)
+        if self.captures_prompts is not None:
+            captured = {"graphs.captured_prompts": self.captures_prompts}
+            engine = engine.with_constants(captured)
         if self.memory_fraction is not None:
             engine = engine.with_constants(
                 {
