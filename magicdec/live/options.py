@@ -81,17 +81,22 @@ def captured_option(command: ServeCommand, needed: int) -> str:
     return setting
 
 
-def graph_option(command: ServeCommand) -> str:
-    """The option to leave out, as it is written."""
-    for option, value in command.read.items():
-        names = ("--O", "--optimization-level", "--compilation-config")
-        if "graph" in option or "eager" in option or option in names:
-            if option == "--O":
-                return f"leave out -O{value}"
-            if value == "true":
-                return f"leave out {option}"
-            return f"leave out {option} {shlex.quote(value)}"
-    return "leave out the option that turns graphs off"
+def leave_out(command: ServeCommand, *meanings: str) -> str:
+    """The advice to leave out the option, or the variable, that states one of these meanings or its
+    opposite, as it is written."""
+    known = OPTIONS[command.engine]
+    for name, value in command.read.items():
+        plain = name.lstrip("-")
+        meaning = known.get(plain, known.get(plain.replace("_", "-"), ""))
+        if meaning.removeprefix("not ") not in meanings:
+            continue
+        if name == "--O":
+            return f"leave out -O{value}"
+        if value == "true":
+            return f"leave out {name}"
+        between = "=" if name.isupper() else " "
+        return f"leave out {name}{between}{shlex.quote(value)}"
+    return "leave out the option that turns it off"
 
 
 def states_option(command: ServeCommand) -> str:

@@ -20,7 +20,7 @@ from magicdec.counts import Z_90
 from magicdec.live.change import NOTEWORTHY, Change, Served
 from magicdec.live.options import (
     captured_option,
-    graph_option,
+    leave_out,
     options_of,
     states_option,
 )
@@ -70,6 +70,8 @@ LONG_PROMPT = 1024
 PIECEWISE = PathOptions(cudagraph_mode="PIECEWISE")
 EAGER = PathOptions(enforce_eager=True)
 BETWEEN_STEPS = PathOptions(is_synchronous=True)
+OF_GRAPHS = ("eager", "graphed", "graphs", "compilation", "level")
+"""Meanings of options that leave graphs out."""
 GRAPHS = {
     "piecewise": (
         PIECEWISE,
@@ -129,7 +131,7 @@ def graphs(command: ServeCommand, served: Served) -> Iterator[Setting]:
     """Graphs that are replayed in pieces, or not captured."""
     if command.graphs in GRAPHS:
         path, change, reason = GRAPHS[command.graphs]
-        yield Setting(cost(change, graph_option(command), reason), path)
+        yield Setting(cost(change, leave_out(command, *OF_GRAPHS), reason), path)
 
 
 def captured_sizes(command: ServeCommand, served: Served) -> Iterator[Setting]:
@@ -157,7 +159,7 @@ def unfused_attention(command: ServeCommand, served: Served) -> Iterator[Setting
     if command.is_unsplit_attention:
         reason = "attention writes its scores to memory and reads them again"
         yield Setting(
-            cost("Turn flash attention on", "leave out -fa off", reason),
+            cost("Turn flash attention on", leave_out(command, "attention"), reason),
             lambda engine: engine.with_constants(
                 {"kernels.attention_factor": engine.kernels.attention_factor * UNFUSED}
             ),
@@ -192,7 +194,7 @@ def weights_on_host(command: ServeCommand, served: Served) -> Iterator[Setting]:
     if fits_without_host(served):
         advice = cost(
             "Keep all weights on the device",
-            "leave out --cpu-offload-gb",
+            leave_out(command, "host_weights"),
             "every pass reads those in the host's memory over its link",
         )
     yield Setting(advice, lambda engine: with_longer_steps(engine, more_s))
@@ -204,7 +206,7 @@ def nccl_sums(command: ServeCommand, served: Served) -> Iterator[Setting]:
         return
     advice = cost(
         "Sum over the devices by the engine's own kernels, not NCCL's",
-        "leave out --disable-custom-all-reduce",
+        leave_out(command, "custom_all_reduce"),
         "each layer's sums take longer",
     )
     if "nccl" in AllReduceCurve.variants(served.case.hardware):
@@ -272,7 +274,7 @@ def peers(command: ServeCommand, served: Served) -> Iterator[Setting]:
         return
     advice = cost(
         "Let NCCL reach the memory of other devices",
-        "leave out NCCL_P2P_DISABLE=1",
+        leave_out(command, "peers"),
         "what NCCL sums leaves the devices' own links for the host's",
     )
     if served.case.hardware.link.topology not in RINGS:
@@ -298,12 +300,9 @@ def older_runner(command: ServeCommand, served: Served) -> Iterator[Setting]:
     usual = runner_of(load_engine(command.engine_profile), served)
     if usual != "V2" or runner_of(served.case.engine, served) != "V1":
         return
-    option = "leave out VLLM_USE_V2_MODEL_RUNNER=0"
-    if command.has_microbatches:
-        option = "leave out --enable-dbo"
     advice = cost(
         "Run vLLM's V2 model runner",
-        option,
+        leave_out(command, "microbatches" if command.has_microbatches else "v2_runner"),
         "Gemma 4 with its module took 3.32 ms a token by V1 for 3.08 by V2 at one user, 3.57 for "
         "3.49 at 32 (vLLM pull request 43241)",
     )

@@ -231,3 +231,20 @@ def test_a_server_is_as_slow_as_its_graphs_that_are_not_captured() -> None:
     assert times[0] == pytest.approx(times[1])
     plain = settings_of(read_serve_command(PLAIN), served())
     assert times_as_long(served(), plain) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "left_out"),
+    [
+        ("--max-cudagraph-capture-size 64 --enforce-eager", "--enforce-eager"),
+        ("--enforce_eager", "--enforce-eager"),
+        ("-O0 --max-cudagraph-capture-size 64", "-O0"),
+        ("-cc.cudagraph_mode NONE", """--cc '{"cudagraph_mode": "NONE"}'"""),
+    ],
+)
+def test_what_is_left_out_is_the_option_that_says_it(
+    options: str, left_out: str
+) -> None:
+    """Not another one whose name has "graph" in it."""
+    advised = [change.option for change in costs(options)]
+    assert f"leave out {left_out}" in advised
