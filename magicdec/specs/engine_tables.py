@@ -105,6 +105,9 @@ class EngineKernels(EngineTable, frozen=True, kw_only=True):
     fused_experts: bool = False
     """Whether a mixture's experts run in the fused kernels that hardware profiles have curves of.
     """
+    fused_shared_experts: bool = False
+    """Whether the shared expert is one more of theirs, so costs its bytes or FLOPs alone; else it runs
+    in a stream beside them."""
     routing_kernels: float = 0.0
     """Small kernels in each layer of a mixture, where no fused ones hold them: routing, sorting by
     expert, weighing."""

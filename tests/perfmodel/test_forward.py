@@ -56,6 +56,22 @@ def test_ranks_together_do_the_same_work_and_replicate_kv_beyond_the_kv_heads() 
     assert float(sixteen.kv_bytes) == pytest.approx(float(eight.kv_bytes))
 
 
+def test_a_shared_expert_that_is_one_of_the_routed_costs_its_bytes() -> None:
+    """DeepSeek-V3's of one of eight ranks in SGLang: 58 layers, gate and up of 7168 x 256 in 8 bits."""
+    hw = load_hardware("h200")
+    one = {"batch": 1, "query_len": 1, "kv_len": 1000, "tp_size": 8}
+    ops = forward_pass(
+        load_model_spec("deepseek-v3"),
+        hw,
+        load_engine("sglang"),
+        weight_dtype="fp8_block",
+        **one,
+    ).ops
+    (shared,) = (op for op in ops if op.name == "shared_gate_up")
+    read_s = 58 * 2 * 7168 * 256 / hw.memory_bytes_per_s
+    assert 1.0 <= float(shared.time_s) / read_s < 1.3
+
+
 def test_experts_touched_equals_monte_carlo() -> None:
     """4000 draws of 20 tokens: standard error of the mean under 0.03 of 16 experts; tolerance 0.15 (5 sigma)."""
     rng = np.random.default_rng(0)

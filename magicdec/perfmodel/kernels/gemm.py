@@ -410,7 +410,9 @@ def linear(
     work = Product(m, n, k, precision.kernels, dtype, precision.weight_bytes)
     time = GemmCurve.of(hw, dtype).seconds(hw, work)
     if is_beside:
-        work_s = np.maximum(time.memory_s, time.compute_s)
+        work_s = np.maximum(time.time_s - time.overhead_s, 0.0)
+        if engine.kernels.fused_shared_experts:
+            work_s = np.maximum(time.memory_s, time.compute_s)
         time = time._replace(time_s=work_s, overhead_s=np.zeros_like(time.overhead_s))
     factor = engine.kernels.gemm_factor
     if dtype != precision.compute_dtype:
