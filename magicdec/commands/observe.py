@@ -166,7 +166,7 @@ def _requested_draft(asked: ObserveOptions) -> ServedDraft | None:
 
 
 def _facts(asked: ObserveOptions, draft: ServedDraft | None) -> ServerFacts:
-    """What the options say of the server, with its device where advice is wanted."""
+    """The server as the options describe it, with its device where advice is wanted."""
     from magicdec.live.advice import Serving
     from magicdec.live.judgement import ServerFacts
     from magicdec.perfmodel.acceptance import load_profile

@@ -99,7 +99,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs: a row of a plan, and the case that gives it at other settings."""
+    """A server that runs: a row of a plan, and the case that gives it at other settings."""
 
     case: Case
     option: DraftOption | None
@@ -116,7 +116,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 
     change: Change
     served: Served | None = None
-    """What would then run, where that is another draft or none."""
+    """The server that would then run, where it has another draft or none."""
     command: ServeCommand | None = None
     """The command with the change made, where all other changes are to be weighed on it."""
 

@@ -22,7 +22,7 @@ UNTOLD_CONTEXT = 1024.0
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """What its user says of a server. `serving` without a model takes the server's own name for it,
+    """A server as its user describes it. `serving` without a model takes the server's own name for it,
     None gives no advice; `draft` None is the one that the server names."""
 
     draft: ServedDraft | None = None
@@ -40,7 +40,7 @@ class Judgement:
 
     @cached_property
     def draft(self) -> ServedDraft:
-        """What drafts. Raises ConfigError where the server drafts with another draft."""
+        """The draft in use. Raises ConfigError where the server drafts with another draft."""
         return agreed(self.facts.draft, self.observation.announced)
 
     @cached_property
@@ -136,7 +136,7 @@ class Judgement:
         return (self.facts.context or self.observation.context_len) is None
 
     def wrongs(self) -> list[str]:
-        """What is wrong by a file's own words, its counts, and the time of its steps."""
+        """Faults by a file's own words, its counts, and the time of its steps."""
         counts = self.observation.counts
         wrong = list(self.observation.faults)
         if counts.accepted == 0.0 and (counts.drafts or 0.0) >= MIN_DRAFTS:
