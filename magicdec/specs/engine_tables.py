@@ -77,6 +77,9 @@ class EngineKernels(EngineTable, frozen=True, kw_only=True):
     split_attention_factor: float | None = None
     """`attention_factor` of kernels that split the context of any head over blocks (FlashAttention
     3). None: `attention_factor`."""
+    grouped_attention_factor: float = 1.0
+    """On top of `attention_factor`, of kernels that split it with grouped heads alone (FlashAttention
+    2)."""
     verify_attention_factor: float = 1.0
     """On top of `attention_factor`, where a pass has several query tokens per sequence."""
     query_tile_reread: float = 0.0

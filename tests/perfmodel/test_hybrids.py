@@ -53,7 +53,7 @@ def test_measured_speedups_lie_in_their_intervals_with_the_right_sign(report):
     error, _ = step_errors(setup, terms, server[2])
     if report != UNEXPLAINED:
         assert abs(math.log(speedup / measured)) < Z_90 * float(error)
-    assert (speedup > 1.0) == (measured > 1.0)
+        assert (speedup > 1.0) == (measured > 1.0)
 
 
 @pytest.mark.parametrize(

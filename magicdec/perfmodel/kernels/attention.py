@@ -64,6 +64,8 @@ BLOCKS_PER_MULTIPROCESSOR = (1.0, 2.0, 2.25, 2.5, 3.0)
 """Searched, not descended: time steps with it. Counts as a parameter."""
 MIN_ROW_TIMINGS = 4
 TINY_S = 1e-30
+BLOCK_RIDGE_POWER = 4.0
+"""Of blocks that each go through a context alone, reading and computing at once."""
 WINDOW_TILES = (0.0, 32.0, 64.0, 128.0, 192.0)
 """Searched: what windows add to the curve of ordinary attention."""
 WINDOWED_SHARE = 0.25
@@ -326,6 +328,7 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
 
         blocks = batch * num_kv_heads * tiles.count
         spread_s: Array = np.zeros(())
+        ridge_power: Any = self.ridge_power
         can_split = (group > 1.0) | (self.splits != "grouped")
         if law is not None:
             can_split = (
@@ -343,6 +346,8 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
                 num_waves = waves(filling, 1.0)
             is_unsplit = tiled.is_several & ~can_split
             spread_s = np.where(is_unsplit, block_s * deviation, 0.0)
+            alone = max(self.ridge_power, BLOCK_RIDGE_POWER)
+            ridge_power = np.where(is_unsplit, alone, ridge_power)
             of_tiles_s = block_s * np.where(is_unsplit, num_waves, filling)
             compute_s = np.where(tiled.is_several, of_tiles_s, compute_s)
         busy_s, splitting_s = self._blocks(
@@ -358,11 +363,9 @@ class AttentionCurve(KernelCurve, frozen=True, kw_only=True):
         parts = self._splits(hw, batch * num_kv_heads, kv_len)
         moved = 2.0 * batch * num_kv_heads * (parts - 1.0) * tiles.part_bytes
         splitting_s = splitting_s + self.combine_traffic * moved / hw.memory_bytes_per_s
-        busy_s = np.where(
-            kv_bytes > 0, soft_max(busy_s, compute_s, self.ridge_power), 0.0
-        )
+        busy_s = np.where(kv_bytes > 0, soft_max(busy_s, compute_s, ridge_power), 0.0)
         by_compute = compute_s / np.maximum(busy_s, compute_s + TINY_S)
-        spread_s = spread_s * by_compute ** (self.ridge_power - 1.0)
+        spread_s = spread_s * by_compute ** (ridge_power - 1.0)
         if self.row_factors:
             busy_s = busy_s * np.interp(
                 rows,
@@ -656,7 +659,9 @@ def attention(
         has_mixed_lengths=engine.kernels.has_mixed_lengths,
     )
     own = None
-    if curve.splits != "grouped" and not is_prefill:
+    if curve.splits == "grouped" and not is_prefill:
+        factor = factor * engine.kernels.grouped_attention_factor
+    elif not is_prefill:
         own = engine.kernels.split_attention_factor
     factor = factor * (engine.kernels.attention_factor if own is None else own)
     if not is_prefill:
@@ -684,9 +689,6 @@ def attention(
         count=count,
         factor=factor,
     )
-
-
-BLOCK_RIDGE_POWER = 4.0
 
 
 class Prompts(NamedTuple):

@@ -72,7 +72,7 @@ def arrays(*values: Any) -> tuple[Array, ...]:
     return np.broadcast_arrays(*(as_array(value) for value in values))
 
 
-def soft_max(first: Array, second: Array, power: float) -> Array:
+def soft_max(first: Array, second: Array, power: float | Array) -> Array:
     """The p-norm of two ceilings, without overflow; 0 where both are."""
     high = np.maximum(first, second)
     low = np.minimum(first, second)
