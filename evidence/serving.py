@@ -101,8 +101,8 @@ MIN_ROWS = 12
 """Rows below which a fit would be its priors."""
 MANY_REQUESTS = 512
 SHARE_IN_WAVES = 0.5
-"""Of the prompts of requests that start together, a request waits for half before its first token and
-for half after it."""
+"""A request waits for half the prompts of those that start with it before its first token, for half
+after it."""
 PRIORS = {
     "kernels.gemm_factor": Free(prior=1.0, spread=0.07),
     # SGLang 0.5.14's timed kernels take 0.82 to 1.01 of vLLM's time in narrow formats, experts 0.90

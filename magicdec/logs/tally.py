@@ -62,11 +62,6 @@ class SettingCounts:
         return int(self.totals[columns.STEPS])
 
     @property
-    def num_emitted(self) -> int:
-        """Tokens emitted by steps of decoding: all but each output's first."""
-        return int(self.totals[columns.EMITTED])
-
-    @property
     def drafts(self) -> int:
         """Steps with a draft: the engine's `num_drafts`."""
         return int(self.totals[columns.DRAFTED_STEPS])

@@ -424,13 +424,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Routed experts of the layer that has the most; 0 without any."""
         return max((mlp.num_experts for mlp, _ in self.feed_forwards), default=0)
 
-    @property
-    def has_window(self) -> bool:
-        """Whether every layer that attends sees a window or a chunk only."""
-        return bool(self.caches) and all(
-            cache.max_tokens is not None for cache, _ in self.caches
-        )
-
     @cached_property
     def embedding_parameters(self) -> int:
         """The embedding table; the head's, of the same size, is counted apart unless tied."""

@@ -144,7 +144,7 @@ def test_counts_are_of_every_step(
     emitted = [min(accepted + 1, left) for left, _, _, _, accepted in every]
     assert setting.num_requests == len(found)
     assert setting.num_steps == len(every)
-    assert setting.num_emitted == sum(emitted)
+    assert setting.totals[columns.EMITTED] == sum(emitted)
     assert setting.drafts == sum(drafted > 0 for *_, drafted, _ in every)
     assert setting.drafted_tokens == sum(drafted for *_, drafted, _ in every)
     steps = max(len(every), 1)

@@ -146,7 +146,7 @@ def test_what_is_not_understood_is_listed_and_the_rest_read() -> None:
         "vllm serve m --frobnicate 3 --max-num-seqs=16 --host 0.0.0.0 --new-flag --enforce-eager"
     )
     assert command.not_understood == ["--frobnicate", "--new-flag"]
-    assert (command.max_num_seqs, command.is_eager) == (16, True)
+    assert (command.max_num_seqs, command.graphs) == (16, "eager")
 
 
 @pytest.mark.parametrize(

@@ -186,10 +186,6 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
         return self.tp_size * self.pp_size * self.dp_size * self.prompt_ranks
 
     @property
-    def is_eager(self) -> bool:
-        return self.graphs == "eager"
-
-    @property
     def engine_profile(self) -> str:
         """The engine's profile, of the version that the command names: "vllm@0.12.0"."""
         if self.engine == LLAMA_CPP:
