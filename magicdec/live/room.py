@@ -173,9 +173,10 @@ def sequences_at_once(
     fits = int(most_that_fit(first.case)) * command.dp_size
     now = first.document.best
     most = command.most_sequences
-    at_once = AtOnce([], [])
+    ways = []
+    notes = []
     if users > fits:
-        at_once.ways.extend(_more_devices(command, alone, users, now))
+        ways += _more_devices(command, alone, users, now)
     if most is not None and most > fits:
         if users > fits and command.engine in PREEMPTING:
             # no request's prompt is read again, or each one's once
@@ -189,16 +190,16 @@ def sequences_at_once(
                 kind="cost",
             )
             gain = Gain(speedup=1.0 + again / 2.0, low=1.0, high=1.0 + again)
-            at_once.ways.append(Way(change=expected.gaining(gain)))
+            ways.append(Way(change=expected.gaining(gain)))
         else:
             fit = format_count(fits, "sequence")
-            at_once.notes.append(
+            notes.append(
                 f"{fit} of {request.context_lens[0]} tokens fit at once, not {most}: others wait, or are "
                 f"preempted ({batch_option(command, fits)})"
             )
     served = min(users, fits)
     if most is None or served <= most:
-        return at_once
+        return AtOnce(ways, notes)
     wider = (served // command.dp_size,)
     row = make_plan(msgspec.structs.replace(alone, batch_sizes=wider)).best
     option = batch_option(command, served)
@@ -210,8 +211,8 @@ def sequences_at_once(
     if change.is_advice:
         admitted = int(option.rpartition(" ")[2])
         other = msgspec.structs.replace(command, max_num_seqs=admitted)
-        at_once.ways.append(Way(change=change, command=other))
-    return at_once
+        ways.append(Way(change=change, command=other))
+    return AtOnce(ways, notes)
 
 
 def _more_devices(

@@ -65,7 +65,7 @@ BLOCKS_PER_MULTIPROCESSOR = (1.0, 2.0, 2.25, 2.5, 3.0)
 MIN_ROW_TIMINGS = 4
 TINY_S = 1e-30
 BLOCK_RIDGE_POWER = 4.0
-"""Of blocks that each go through a context alone, reading and computing at once."""
+"""Power for blocks that each go through a context alone, reading and computing at once."""
 WINDOW_TILES = (0.0, 32.0, 64.0, 128.0, 192.0)
 """Searched: what windows add to the curve of ordinary attention."""
 WINDOWED_SHARE = 0.25
