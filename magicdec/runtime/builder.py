@@ -314,7 +314,8 @@ class Builder:
         name = f"{prefix}.q_proj"
         inputs = hidden
         if query_rank is not None:
-            query_latent = self._whole(f"{prefix}.q_a_proj", query_rank, bias=kind.bias)
+            name = f"{prefix}.q_a_proj"
+            query_latent = self._whole(name, query_rank, hidden, bias=kind.bias)
             query_norm = self._latent_norm(f"{prefix}.q_a_layernorm", query_rank)
             name = f"{prefix}.q_b_proj"
             inputs = query_rank
@@ -340,6 +341,7 @@ class Builder:
             latent=self._whole(
                 f"{prefix}.kv_a_proj_with_mqa",
                 kind.latent_size,
+                hidden,
                 bias=kind.bias,
                 order=kept_order,
             ),
@@ -362,16 +364,17 @@ class Builder:
     def _whole(
         self,
         name: str,
-        size: int,
+        outputs: int,
+        inputs: int,
         *,
-        bias: bool,
+        bias: bool = False,
         order: Tensor | None = None,
     ) -> ColumnParallelLinear:
-        """A projection of the hidden states that every shard has whole."""
-        weight = self._read(f"{name}.weight", (size, self._spec.hidden_size))
+        """A projection that every shard has whole."""
+        weight = self._read(f"{name}.weight", (outputs, inputs))
         stored = None
         if bias:
-            stored = _ordered(self._read(f"{name}.bias", (size,)), order)
+            stored = _ordered(self._read(f"{name}.bias", (outputs,)), order)
         return ColumnParallelLinear(weight=_ordered(weight, order), bias=stored)
 
     def _latent_norm(self, name: str, rank: int) -> layers.HiddenNorm:

@@ -103,8 +103,7 @@ class Side(NamedTuple):
         if self.unit == "word":
             return WORD_BITS[dtype] // scheme.bits
         if self.unit == "block":
-            if scheme.block is None:
-                return size
+            assert scheme.block is not None
             return scheme.block[self.axis]
         return {"one": 1, "group": scheme.group_size or size, "all": size}[self.unit]
 

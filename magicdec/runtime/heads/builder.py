@@ -234,23 +234,6 @@ class HeadBuilder(Builder):
             return None
         return vocabulary
 
-    def _linear(
-        self,
-        name: str,
-        outputs: int,
-        inputs: int,
-        *,
-        bias: bool = False,
-    ) -> ColumnParallelLinear:
-        """A projection that every shard has whole."""
-        stored = None
-        if bias:
-            stored = self._read(f"{name}.bias", (outputs,))
-        return ColumnParallelLinear(
-            weight=self._read(f"{name}.weight", (outputs, inputs)),
-            bias=stored,
-        )
-
     def _norm_of(self, name: str, size: int) -> HiddenNorm:
         weight = self._norm_weight(f"{name}.weight", (size,))
         return HiddenNorm(weight=weight, eps=self._spec.norm.eps)
@@ -299,7 +282,7 @@ class HeadBuilder(Builder):
             layers=(first, *self._other_layers(1)),
             rotaries=self._rotaries(),
             output=self._target.logits_of,
-            fusion=self._linear(f"{prefix}fc", hidden, 2 * hidden, bias=has_bias),
+            fusion=self._whole(f"{prefix}fc", hidden, 2 * hidden, bias=has_bias),
         )
 
     def _eagle3(self) -> Eagle3Head:
@@ -325,7 +308,7 @@ class HeadBuilder(Builder):
             vocabulary=self._vocabulary(),
             fusion=Fusion(
                 norms=self._fusion_norms(),
-                linear=self._linear(f"{prefix}fc", hidden, states),
+                linear=self._whole(f"{prefix}fc", hidden, states),
             ),
             token_norm=self._norm(f"{first_name}.input_layernorm"),
             state_norm=self._norm(f"{first_name}.hidden_norm"),
@@ -381,7 +364,7 @@ class HeadBuilder(Builder):
             output=output,
             token_norm=self._norm(names.token_norm),
             state_norm=self._norm(names.state_norm),
-            projection=self._linear(names.projection, hidden, 2 * hidden),
+            projection=self._whole(names.projection, hidden, 2 * hidden),
             norm=self._norm(names.norm),
             feeds_normed=names.feeds_normed,
             hides_first=names.hides_first,
@@ -407,7 +390,7 @@ class HeadBuilder(Builder):
             rotaries=self._rotaries(),
             output=self._output_layer("lm_head"),
             vocabulary=self._vocabulary(),
-            fusion=self._linear("fc", hidden, states),
+            fusion=self._whole("fc", hidden, states),
             state_norm=self._norm("hidden_norm"),
             norm=self._norm("norm"),
             markov=markov,
