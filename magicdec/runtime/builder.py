@@ -520,6 +520,7 @@ class Builder:
             router=self._router(prefix, kind),
             gate_up=gate_up,
             down=down,
+            bounds=torch.arange(count + 1, device=self._device),
             tp=self._tp,
             shared=shared,
             shared_gate_1H=shared_gate,

@@ -233,9 +233,13 @@ class Router:
         logits_ME = F.linear(x_MH.float(), self.weight_EH, self.bias_E)
         if kind.scoring == "sparse_mixer":
             return self._one_by_one(logits_ME)
-        if kind.scoring == "softmax_of_chosen":
+        has_groups = kind.num_chosen_groups < kind.num_groups
+        is_by_score = self.correction_E is None and not has_groups
+        # shares of a softmax over all, divided by their sum, are one over the chosen
+        is_normalized = kind.scoring == "softmax" and kind.normalized and is_by_score
+        if kind.scoring == "softmax_of_chosen" or is_normalized:
             chosen_MC, experts_MC = logits_ME.topk(num_chosen, dim=-1)
-            return chosen_MC.softmax(-1), experts_MC
+            return self._scaled(chosen_MC.softmax(-1)), experts_MC
         if kind.scoring == "sigmoid_of_input":
             chosen_MC, experts_MC = logits_ME.topk(num_chosen, dim=-1)
             return chosen_MC.sigmoid(), experts_MC
@@ -251,7 +255,12 @@ class Router:
         weights_MC = scores_ME.gather(1, experts_MC)
         if kind.normalized:
             weights_MC = weights_MC / (weights_MC.sum(-1, keepdim=True) + 1e-20)
-        return weights_MC * kind.scaling_factor, experts_MC
+        return self._scaled(weights_MC), experts_MC
+
+    def _scaled(self, weights_MC: Tensor) -> Tensor:
+        if self.kind.scaling_factor == 1.0:
+            return weights_MC
+        return weights_MC * self.kind.scaling_factor
 
     def _one_by_one(self, logits_ME: Tensor) -> tuple[Tensor, Tensor]:
         """The best expert, weighted by a softmax over experts near it; then the best of the others,
@@ -345,6 +354,8 @@ class ShardedExperts:
     gate_up: GroupedLinear
     """As in a ShardedMLP."""
     down: GroupedLinear
+    bounds: Tensor
+    """0 to the number of experts."""
     tp: TensorParallel
     shared: ShardedMLP | None = None
     shared_gate_1H: Tensor | None = None
@@ -356,8 +367,7 @@ class ShardedExperts:
         weights_MC, experts_MC = self.router(x_MH)
         weights_MC = weights_MC.to(x_MH.dtype)
         experts_R, order_R = experts_MC.flatten().sort()
-        bounds = torch.arange(kind.num_experts + 1, device=x_MH.device)
-        starts = torch.searchsorted(experts_R, bounds)
+        starts = torch.searchsorted(experts_R, self.bounds)
         choices = Choices(order_R, starts, len(x_MH))
         inputs = x_MH
         if kind.scoring == "sigmoid_of_input":

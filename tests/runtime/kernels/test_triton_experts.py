@@ -71,6 +71,7 @@ def mixture(dtype: torch.dtype, **fields: Any) -> ShardedExperts:
         router=Router(kind=kind, weight_EH=random(count, HIDDEN, seed=1, dtype=torch.float32) * 20),
         gate_up=GroupedLinear(weight_EFK=random(count, inner, HIDDEN, seed=2, dtype=dtype), bias_EF=bias),
         down=GroupedLinear(weight_EFK=random(count, HIDDEN, width, seed=3, dtype=dtype), bias_EF=down_bias),
+        bounds=torch.arange(count + 1, device=DEVICE),
         tp=SINGLE,
         shared=shared,
         shared_gate_1H=random(1, HIDDEN, seed=9, dtype=dtype) if kind.shared_gate else None,
