@@ -264,6 +264,29 @@ def test_what_splitting_a_verification_gives() -> None:
         assert 1.0 < before / after / measured < 1.6
 
 
+INTEL = {"qwen3.6-27b": (46.3, 14.9), "qwen3.6-35b-a3b": (103.3, 24.8)}
+"""Tokens per second without context and after 32,768 tokens, with prediction modules, in int4 and an fp8 cache on
+an Arc Pro B70 (steveseguin/b70-optimization-lab, dominick253-qwen36-int4-b2-1gpu); prompts have 2,048."""
+
+
+def test_a_verification_on_intel_goes_through_the_context_unsplit() -> None:
+    """A block's rate is of both models together, at 2 drafted tokens, which their acceptance fits."""
+    for model, (near, far) in INTEL.items():
+        row = {
+            "model": model,
+            "device": "arc-pro-b70",
+            "tp": "1",
+            "weights": "int4",
+            "cache": "fp8",
+            "backend": "",
+            "draft": "mtp",
+            "gamma": "2",
+            "version": "0.26",
+        }
+        steps = [step_ms({**row, "context": str(2500 + depth)}) for depth in (0, 32768)]
+        assert abs(steps[1] / steps[0] / (near / far) - 1.0) < 0.15
+
+
 def test_what_a_token_of_context_costs_by_backend_on_two_r9700() -> None:
     """Qwen3.8-27B in fp8 with its module, K 4: slopes, since the level is of the card and its link. A block's rates
     in ROCM_ATTN, and with an fp8 cache, are of these rows; AITER's is not."""

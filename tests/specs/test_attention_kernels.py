@@ -38,6 +38,7 @@ CHOSEN = [
     ("vllm@0.24", "h100", AttentionLayer(head_dim=256, mixed_heads=True), "FLASH_ATTN", True),
     ("vllm", "rtx-3090", AttentionLayer(head_dim=256, mixed_heads=True), "TRITON_ATTN", True),
     ("vllm", "b200", AttentionLayer(head_dim=512, mixed_heads=True), "TRITON_ATTN", True),
+    ("vllm", "arc-pro-b70", AttentionLayer("fp8"), "FLASH_ATTN", True),
     ("vllm@0.28", "rx-7900-xtx", AttentionLayer(head_dim=512, mixed_heads=True), "TRITON_ATTN", True),
     ("sglang", "mi300x", AttentionLayer(head_dim=512, mixed_heads=True), "triton", True),
     ("vllm@0.20", "t4", AttentionLayer(), "FLASHINFER", False),
@@ -115,8 +116,8 @@ def test_verification_over_an_expanded_context_is_no_splitting():
     assert splitting_backend(load_engine("vllm@0.32"), b200, layers, 4.0) == ""
 
 
-def test_nobody_knows_the_kernel_of_a_device_without_a_generation():
-    unknown = load_hardware("arc-pro-b70")
+def test_nobody_knows_the_kernel_of_a_device_that_no_row_names():
+    unknown = load_hardware("gaudi3-128gb")
     laws = attention_path(load_engine("vllm"), unknown, AttentionLayer()).laws
     assert {law.packs for law in laws} == {True, False}
 
