@@ -164,7 +164,8 @@ def test_a_draft_that_no_release_runs_is_marked_beside_the_best_that_one_does() 
     told = "With --plugin (our vLLM plugin, not yet measured on a GPU)"
     assert told in " ".join(shown(plan, 80, every=True).split())
     admitted = magicdec.plan(batch=64, plugin=True)
-    assert admitted.best == fastest
+    assert admitted.best.draft == "self"
+    assert admitted.best.rate > 0.99 * fastest.rate
     assert told not in " ".join(shown(admitted, 80, every=True).split())
 
 
