@@ -317,6 +317,8 @@ class EngineHybrids(EngineTable, frozen=True, kw_only=True):
     """Host time of a step with a head whose layer has a cache of its own, beside that of groups."""
     group_s: float = 0.0
     """Host time of preparing one group of recurrent layers."""
+    may_reuse: bool = False
+    """Whether groups may share metadata, so that the step waits for none."""
     host_error: float = 0.0
     """One standard deviation of the time that they add, as a share of it."""
     mixture_s: float = 0.0

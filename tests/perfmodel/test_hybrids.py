@@ -77,7 +77,7 @@ def test_a_head_with_a_cache_of_its_own_makes_a_group_of_every_recurrent_layer(
         return 1e3 * float(terms.step_s)
 
     assert step_ms(version) == pytest.approx(measured_ms, rel=0.15)
-    assert step_ms("0.32") < 0.7 * step_ms(version)
+    assert step_ms("0.32") < 0.8 * step_ms(version)
 
 
 def test_old_versions_wait_for_the_accepted_tokens_of_a_hybrid():
