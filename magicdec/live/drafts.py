@@ -140,22 +140,24 @@ def gammas_at(drafted: Served, batch: int) -> DraftRows:
     return every_gamma(drafted.case, chain, here, deepest=deepest)
 
 
-def best_gamma_at(drafted: Served, batch: int) -> int:
-    """The best gamma at a batch, 0 among them."""
-    best = max(gammas_at(drafted, batch).rows, key=lambda row: row.rate)
+def best_gamma(rows: Sequence[Candidate]) -> int:
+    """The best gamma of a batch's rows; 0: to draft nothing."""
+    best = max(rows, key=lambda row: row.rate)
     return best.gamma if best.gain.speedup >= 1.0 else 0
 
 
-def gain_of_gamma(drafted: Served, batch: int, gamma: int, now: int) -> Gain:
-    """The gain at a batch of a gamma over another one, 0 for no draft."""
-    rows = {row.gamma: row for row in gammas_at(drafted, batch).rows}
+def gain_of_gamma(
+    drafted: Served, rows: Sequence[Candidate], gamma: int, now: int
+) -> Gain:
+    """The gain of a gamma of a batch's rows over another one, 0 for no draft."""
+    by_gamma = {row.gamma: row for row in rows}
     if now == gamma:
         return NO_GAIN
     if gamma == 0:
-        return gain_of_none(rows[now])
+        return gain_of_none(by_gamma[now])
     if now == 0:
-        return rows[gamma].gain
-    return gain_over(drafted, rows[gamma], rows[now])
+        return by_gamma[gamma].gain
+    return gain_over(drafted, by_gamma[gamma], by_gamma[now])
 
 
 def gain_of_none(row: Candidate) -> Gain:
@@ -436,18 +438,18 @@ def table_by_batch(command: ServeCommand, drafted: Served) -> list[Change]:
     if drafted.option.tree is not None or speculation.by_batch:
         return []
     here = drafted.row.batch_size
-    gammas = {here: best_gamma_at(drafted, here)}
-    gains: dict[int, Gain] = {}
-    for batch in LIGHT_LOADS:
-        if batch < here:
-            gammas[batch] = best_gamma_at(drafted, batch)
-            gains[batch] = gain_of_gamma(drafted, batch, gammas[batch], gammas[here])
-    gammas = dict(sorted(gammas.items()))
+    batches = [*(batch for batch in LIGHT_LOADS if batch < here), here]
+    rows = {batch: gammas_at(drafted, batch).rows for batch in batches}
+    gammas = {batch: best_gamma(rows[batch]) for batch in batches}
     option = table_option(command, gammas, drafted.row.context_len)
     if len(set(gammas.values())) == 1 or not option:
         return []
     cost, cost_low, cost_high = drafted.case.engine.table_costs(drafted.row.draft)
-    speedups = [1.0, *(gain.speedup for gain in gains.values())]
+    gains = {
+        batch: gain_of_gamma(drafted, rows[batch], gammas[batch], gammas[here])
+        for batch in batches
+    }
+    speedups = [gain.speedup for gain in gains.values()]
     if statistics.geometric_mean(speedups) < NOTEWORTHY * (1.0 + cost):
         return []
     batch = max(gains, key=lambda batch: gains[batch].speedup)

@@ -165,17 +165,18 @@ def test_another_gamma_gains_what_the_plan_says(gen_len: int) -> None:
             drafts.gammas_at(plain, 8).rows[1],
         )
         assert narrow.high / narrow.low < wide.high / wide.low
-    best = drafts.best_gamma_at(drafted, 8)
+    best = drafts.best_gamma(rows)
     fastest = max(rows, key=lambda row: row.rate)
     assert best == (fastest.gamma if fastest.gain.speedup >= 1.0 else 0)
     for gamma in (1, 2, 5):
-        assert drafts.gain_of_gamma(drafted, 8, best, gamma).speedup >= 1.0 - 1e-9
-    assert drafts.gain_of_gamma(drafted, 8, 3, 3) == NO_GAIN
+        assert drafts.gain_of_gamma(drafted, rows, best, gamma).speedup >= 1.0 - 1e-9
+    assert drafts.gain_of_gamma(drafted, rows, 3, 3) == NO_GAIN
     poor = drafted_of(acceptance_rate=0.05, gamma=2)
-    own = next(row for row in drafts.gammas_at(poor, 8).rows if row.gamma == 2)
-    assert drafts.best_gamma_at(poor, 8) == 0
-    assert drafts.gain_of_gamma(poor, 8, 0, 2) == drafts.gain_of_none(own)
-    assert drafts.gain_of_gamma(poor, 8, 2, 0).speedup == own.gain.speedup
+    poor_rows = drafts.gammas_at(poor, 8).rows
+    own = next(row for row in poor_rows if row.gamma == 2)
+    assert drafts.best_gamma(poor_rows) == 0
+    assert drafts.gain_of_gamma(poor, poor_rows, 0, 2) == drafts.gain_of_none(own)
+    assert drafts.gain_of_gamma(poor, poor_rows, 2, 0).speedup == own.gain.speedup
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp"])
