@@ -508,6 +508,7 @@ def with_longer_steps(engine: EngineProfile, more_s: float) -> EngineProfile:
 def costs_of(served: Served, settings: Sequence[Setting]) -> list[Change]:
     """The advice to leave out each of a command's settings, priced against the command without it."""
     staying = [setting for setting in settings if setting.advice is None]
+    as_set_s = times_as_set(served, settings)
     changes = []
     for setting in settings:
         change = setting.advice
@@ -515,10 +516,13 @@ def costs_of(served: Served, settings: Sequence[Setting]) -> list[Change]:
             continue
         if setting.path is not None:
             others = [other for other in settings if other is not setting]
-            change = _priced(served, setting, settings, others)
+            change = _priced(served, setting, as_set_s, times_as_set(served, others))
             if not change.is_advice:
                 # what it costs may be hidden by another one that is to be left out
-                change = _priced(served, setting, [*staying, setting], staying)
+                alone_s = times_as_set(served, [*staying, setting])
+                change = _priced(
+                    served, setting, alone_s, times_as_set(served, staying)
+                )
         changes.append(change)
     return changes
 
@@ -538,14 +542,12 @@ def times_as_long(served: Served, settings: Sequence[Setting]) -> float:
 def _priced(
     served: Served,
     setting: Setting,
-    settings: Sequence[Setting],
-    others: Sequence[Setting],
+    as_set_s: tuple[float, float] | None,
+    without_s: tuple[float, float] | None,
 ) -> Change:
-    """The advice to leave a setting out of `settings`, which leaves the others."""
+    """The advice to leave a setting out, by the times with it and without."""
     advice = setting.advice
     assert advice is not None
-    as_set_s = times_as_set(served, settings)
-    without_s = times_as_set(served, others)
     if as_set_s is None or without_s is None:
         return advice
     if setting.graphs is None:
