@@ -373,8 +373,10 @@ class EngineProfile(
 
     def runs_since(self, draft: str, method: str) -> str:
         """The version from which it runs a draft; "": all of them, or none."""
+        older = self
         for bound in self.bounds:
-            if not self.just_before(bound).runs(draft, method):
+            older = _changed(older, self.before[bound])
+            if not older.runs(draft, method):
                 return bound if self.runs(draft, method) else ""
         return ""
 
