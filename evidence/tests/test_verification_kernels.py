@@ -291,7 +291,7 @@ def test_what_a_token_of_context_costs_by_backend_on_two_r9700() -> None:
     """Qwen3.8-27B in fp8 with its module, K 4: slopes, since the level is of the card and its link. A block's rates
     in ROCM_ATTN, and with an fp8 cache, are of these rows; AITER's is not."""
     lines: dict[Any, list[tuple[float, float, float]]] = defaultdict(list)
-    for row in read(DATA / "servers/context_r9700.csv"):
+    for row in read(DATA / "kernels/context_r9700.csv"):
         options = PathOptions(
             attention_backend=row["backend"],
             draft_attention_backend=row["draft_backend"],
