@@ -287,7 +287,7 @@ def improvement(rows: list[ServingRow], engines: dict[str, EngineProfile]) -> fl
     """By which share a fit that starts from these constants, divided between shared ones and deviations as is likeliest
     by the priors, lowers what it minimises."""
     unset = {
-        name: [key for key in PRIORS if engine.constant(key) is None]
+        name: [key for key in PRIORS if not engine.constant(key)]  # no part of its time
         for name, engine in engines.items()
     }
     known = {
