@@ -138,8 +138,8 @@ def test_the_published_lanes_follow_from_the_rows(tmp_path: Path) -> None:
     assert calibration.read_text() == (DATA / "calibration.csv").read_text()
     counts = {group["name"]: group["rows"] for group in document["groups"]}
     assert counts["speedup, acceptance believed: any engine"] == 393
-    assert counts["speedup: any engine"] == 283
-    assert counts["step without a draft: any engine"] == 1456
+    assert counts["speedup: any engine"] == 289
+    assert counts["step without a draft: any engine"] == 1462
 
 
 def test_a_source_left_out_is_judged_alone_and_by_the_others_widths() -> None:
@@ -208,12 +208,12 @@ def test_an_unmeasured_sort_of_draft_is_as_wide_as_all_sorts_together() -> None:
 
 
 def test_a_lane_of_few_sources_is_no_surer_than_its_engine() -> None:
-    """SGLang's heads were measured by one source with its device; vLLM's are most of the wider lane."""
+    """Nobody measured TensorRT-LLM's heads; SGLang's and vLLM's have sources of their own."""
     speculation = SpeculationSpec(draft="eagle3", draft_method="eagle3")
-    for name in ("sglang", "trtllm"):
-        setup = Setup.of("llama-3.1-8b", "h100", name, speculation)
-        stated = setup.engine.errors.speedup_relative_error
-        assert evidence_in(lane_of(setup)).width < stated
-        assert evidence_of(setup).width == stated
-    of_vllm = Setup.of("llama-3.1-8b", "h100", "vllm", speculation)
-    assert evidence_of(of_vllm).width == evidence_in(lane_of(of_vllm)).width
+    setup = Setup.of("llama-3.1-8b", "h100", "trtllm", speculation)
+    stated = setup.engine.errors.speedup_relative_error
+    assert evidence_in(lane_of(setup)).width < stated
+    assert evidence_of(setup).width == stated
+    for name in ("sglang", "vllm"):
+        measured = Setup.of("llama-3.1-8b", "h100", name, speculation)
+        assert evidence_of(measured).width == evidence_in(lane_of(measured)).width
