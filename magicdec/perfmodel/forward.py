@@ -490,8 +490,7 @@ def num_launches(model: ModelSpec, at: Where) -> float:
     qwen3.py, qwen3_moe.py and deepseek_v2.py: a product, and one that narrows its input; a norm and an
     all-reduce of each sublayer; those of mixers and experts. Recurrent layers are in no captured piece.
     """
-    has_states = any(type(mixer) not in MIXER_LAUNCHES for mixer, _ in model.mixers)
-    if at.engine.graphs.captured_prompts and not has_states:
+    if at.engine.graphs.captured_prompts and not model.states:
         return REPLAY_LAUNCHES * model.num_hidden_layers
     is_narrow = matrix_dtype(*at) != at.precision.compute_dtype
     launches = 2.0 * sum(layer.num_sublayers for layer in model.layers)

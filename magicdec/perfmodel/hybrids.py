@@ -25,34 +25,19 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.perfmodel.kernels.op import Basis, Op, fixed
 from magicdec.perfmodel.setup import Setup
-from magicdec.specs.mixers import Attention, LatentAttention
-from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import HEAD_METHODS
-
-
-def num_recurrent_layers(model: ModelSpec) -> int:
-    """Layers that keep a state instead of a cache."""
-    recurrent = 0
-    for mixer, count in model.mixers:
-        if not isinstance(mixer, Attention | LatentAttention):
-            recurrent += count
-    return recurrent
-
-
-def is_hybrid(model: ModelSpec) -> bool:
-    """Whether some layers keep a state instead of a cache."""
-    return num_recurrent_layers(model) > 0
 
 
 def launched(setup: Setup, step_s: Array, tp: Any) -> list[Op]:
     """Time that a speculative step of `step_s` waits for the host."""
     hybrids = setup.engine.hybrids
-    recurrent = num_recurrent_layers(setup.model)
+    recurrent = sum(count for mixer, count in setup.model.mixers if mixer.states())
     method = setup.speculation.draft_method
     has_head = method in HEAD_METHODS
     unknown_s: Any = 0.0
     if recurrent:
         floor_s = hybrids.launches_s
+        # a prediction module's layer has the target's own cache
         if has_head and method != "mtp":
             preparing_s = hybrids.metadata_s + hybrids.group_s * recurrent
             floor_s = max(floor_s, preparing_s)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from magicdec.counts import Z_90
-from magicdec.perfmodel.hybrids import is_hybrid
 from magicdec.perfmodel.intervals import step_errors
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms
@@ -89,9 +88,9 @@ def test_old_versions_wait_for_the_accepted_tokens_of_a_hybrid():
 
 
 def test_models_with_caches_alone_pay_nothing_of_it():
-    assert is_hybrid(load_model_spec("qwen3.5-27b"))
-    assert not is_hybrid(load_model_spec("llama-3.1-8b"))
-    assert not is_hybrid(load_model_spec("deepseek-v3"))
+    assert load_model_spec("qwen3.5-27b").states
+    assert not load_model_spec("llama-3.1-8b").states
+    assert not load_model_spec("deepseek-v3").states
     _, terms = terms_of("deepseek-v3", "h200", 8, "fp8_block", "bf16", "0.16", 1000, 3)
     names = {op.name for op in terms.verify.plus(terms.upkeep).ops}
     assert "hybrid launches" not in names
